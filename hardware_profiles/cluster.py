@@ -1,0 +1,169 @@
+"""A cluster: node groups, fabric, storage, price; and what a group of ranks sees of it.
+
+Devices are numbered node by node in listed order. `Topology` (a networkx graph) answers for any set of devices; `Group` is
+the answer in the form that cost models price.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+from pydantic import Field
+
+from hardware_profiles.chip import GIB, Chip
+from hardware_profiles.schema import Schema
+
+
+class Intra(Schema):
+    """Links between the devices of one node: per device, each direction."""
+
+    kind: Literal["nvswitch", "nvlink_mesh", "xgmi", "pcie", "shared_memory"]
+    gigabytes_per_second: float = Field(gt=0)
+    """Per device, all its links together, each direction (nvlink_mesh: one link)."""
+    latency_us: float = Field(default=2.5, ge=0)
+    peer_to_peer: bool = True
+    links: tuple[tuple[int, ...], ...] | None = None
+    """nvlink_mesh: number of links between each pair of devices."""
+    switch_groups: tuple[tuple[int, ...], ...] | None = None
+    """pcie: devices below one switch; groups talk through the host bridge."""
+    host_bridge_shared_by: int = Field(default=1, ge=1)
+    """pcie: devices that share one path to the host."""
+
+
+class Nics(Schema):
+    """Network ports of one node."""
+
+    count: int = Field(ge=1)
+    gigabits_per_second: float = Field(gt=0)
+    """Each port, each direction."""
+    kind: Literal["infiniband", "roce", "ethernet", "omnipath", "efa"]
+    rail_aligned: bool = True
+    """Port i of every node hangs on rail i, next to device i * devices / count."""
+    latency_us: float = Field(default=5.0, ge=0)
+
+
+class Host(Schema):
+    """The node's CPU side."""
+
+    memory_gib: float = Field(gt=0)
+    cores: int = Field(ge=1)
+    to_device_gigabytes_per_second: float = Field(gt=0)
+    shared_by_devices: int = Field(default=1, ge=1)
+
+
+class NodeGroup(Schema):
+    """Equal nodes."""
+
+    name: str
+    nodes: int = Field(ge=1)
+    spare: int = Field(default=0, ge=0)
+    """Of these, kept out of the plan."""
+    chip: Chip
+    devices_per_node: int = Field(ge=1)
+    usable_memory_gib: float | None = Field(default=None, gt=0)
+    intra: Intra
+    nics: Nics | None = None
+    host: Host
+
+    @property
+    def devices(self) -> int:
+        """Devices that a plan may use."""
+        return (self.nodes - self.spare) * self.devices_per_node
+
+    @property
+    def usable_memory_bytes(self) -> float:
+        """Bytes of one device that a plan may use."""
+        return (self.usable_memory_gib or self.chip.memory_gib) * GIB
+
+
+class Fabric(Schema):
+    """The network between nodes."""
+
+    kind: Literal["single_node", "flat", "fat_tree", "rail_optimized", "nvlink_domain"]
+    nodes_per_leaf: int | None = Field(default=None, ge=1)
+    leaf_oversubscription: float = Field(default=1.0, ge=1)
+    spine_oversubscription: float = Field(default=1.0, ge=1)
+    hop_latency_us: float = Field(default=1.0, ge=0)
+    in_network_reduction: bool = False
+    nodes_per_domain: int | None = Field(default=None, ge=1)
+    """nvlink_domain: nodes that share one NVLink switch (NVL72: 18 nodes of 4)."""
+
+
+class Storage(Schema):
+    """Shared storage of the cluster."""
+
+    gigabytes_per_second: float = Field(gt=0)
+
+
+class Price(Schema):
+    """What devices and energy cost."""
+
+    per_device_hour: float = Field(ge=0)
+    currency: str = "USD"
+    per_kwh: float = Field(default=0.0, ge=0)
+
+
+class Failures(Schema):
+    """How often devices fail."""
+
+    mtbf_hours_per_device: float = Field(gt=0)
+
+
+class Curve(Schema):
+    """A measured collective that replaces the chip's default: seconds by full-buffer bytes, for `ranks` ranks on `nodes` nodes."""
+
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
+    ranks: int = Field(ge=2)
+    nodes: int = Field(default=1, ge=1)
+    bytes: tuple[float, ...]
+    seconds: tuple[float, ...]
+    source: str = ""
+
+
+class Cluster(Schema):
+    """A cluster profile, chips inlined."""
+
+    format: str = "autopar-cluster/1"
+    name: str
+    source: str
+    node_groups: tuple[NodeGroup, ...] = Field(min_length=1)
+    fabric: Fabric
+    storage: Storage | None = None
+    price: Price | None = None
+    failures: Failures | None = None
+    curves: tuple[Curve, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        """Devices that a plan may use, all groups together."""
+        return sum(group.devices for group in self.node_groups)
+
+    @property
+    def hash(self) -> str:
+        """A short digest of every figure."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
+class Group(Schema):
+    """What a collective over some devices sees: the figures that `cost_models.collectives` prices.
+
+    Bandwidths are per device, each direction, when all groups of the same shape (all replicas of the axis) run at once,
+    so shared NICs and oversubscribed spines are already divided.
+    """
+
+    size: int
+    nodes: int = 1
+    ranks_per_node: int = 1
+    """The most on one node; size <= nodes * ranks_per_node."""
+    intra_kind: Literal["nvswitch", "nvlink_mesh", "xgmi", "pcie", "shared_memory", "none"] = "none"
+    intra_bytes_per_second: float = 0.0
+    intra_latency_seconds: float = 0.0
+    peer_to_peer: bool = True
+    inter_kind: Literal["infiniband", "roce", "ethernet", "omnipath", "efa", "none"] = "none"
+    inter_bytes_per_second: float = 0.0
+    inter_latency_seconds: float = 0.0
+    in_network_reduction: bool = False
+    chip: str = ""
+    curves: tuple[Curve, ...] = ()
+    """Measured curves of this cluster for this shape of group, if any."""
