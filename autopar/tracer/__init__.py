@@ -1,0 +1,1 @@
+"""Torch in, Graph out: a training step recorded on meta tensors."""

@@ -1,7 +1,7 @@
 """What the recorder hands to the index rules: aten operators in execution order, on meta tensors.
 
-A `TensorRecord` is one *version* of a tensor as an operator read or wrote it; views are tensors of their own that share a
-`storage`. Arguments keep their aten order, with a `Ref` in the place of every tensor.
+A `TensorRecord` is one *version* of a tensor as an operator read or wrote it; views are tensors of their own that share
+a `storage`. Arguments keep their aten order, with a `Ref` in the place of every tensor.
 """
 
 from __future__ import annotations
