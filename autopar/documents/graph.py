@@ -52,7 +52,7 @@ class Tensor(Schema):
     id: int
     dims: tuple[tuple[int, ...], ...]
     segments: dict[int, tuple[tuple[int, ...], ...]] = {}
-    """dim -> the atoms of each part, where a dim concatenates unlike parts (fused QKV); `dims` then has one whole atom."""
+    """dim -> the atoms of each part, where a dim concatenates unlike parts (fused QKV); `dims` then has one atom."""
     dtype: str = "compute"
     parameter: str | None = None
     """Name of the parameter relative to its block (prologue and epilogue: the full name)."""
