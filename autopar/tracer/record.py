@@ -122,6 +122,11 @@ class Recorder(TorchDispatchMode):
         call.outputs = self._tensor_ids(output)
         call.last_operator = len(self.recording.operators) - 1
 
+    @property
+    def current_module(self) -> str:
+        """The innermost module whose forward has not ended."""
+        return self._modules[-1]
+
     def _tensor_ids(self, values: Any) -> tuple[int, ...]:
         return tuple(self.tensor_id(leaf) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
 
