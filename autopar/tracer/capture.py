@@ -17,6 +17,7 @@ from autopar.tracer.blocks import BlockList, find_block_lists, only_two_run
 from autopar.tracer.indices import analyse
 from autopar.tracer.record import Recorder, recording_of
 from autopar.tracer.recording import Recording
+from autopar.tracer.routing import NoInitialValues
 from autopar.tracer.sources import Source, open_source, source_line, user_code
 
 DTYPES = {
@@ -56,7 +57,7 @@ def build_on_meta(source: Source) -> nn.Module:
     """The model on the meta device, in training mode, its own gradient checkpointing off."""
     way_out = "; build_model must not read values of its tensors, or must be small enough to build on the CPU"
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), NoInitialValues():
             model = source.build()
     except (NotImplementedError, RuntimeError) as error:
         if "meta" not in str(error).lower():

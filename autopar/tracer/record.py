@@ -6,7 +6,7 @@ finds that operator again when the node runs. Both readings are private names of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -68,7 +68,8 @@ class Recorder(TorchDispatchMode):
             )
         )
         if not backward:
-            self._operator_of_node[number] = identity
+            # The first: operators without a gradient that follow see the same number.
+            self._operator_of_node.setdefault(number, identity)
 
     def tensor_id(self, tensor: torch.Tensor) -> int:
         """The record of a tensor as it is now."""
@@ -127,6 +128,13 @@ class Recorder(TorchDispatchMode):
         """The innermost module whose forward has not ended."""
         return self._modules[-1]
 
+    def note_gradients(self, model: nn.Module) -> None:
+        """Which tensor ended as each parameter's gradient."""
+        for parameter in model.parameters():
+            gradient = self._ids.get(_key(parameter.grad)) if parameter.grad is not None else None
+            if gradient is not None:
+                self.recording.gradients[self.tensor_id(parameter)] = gradient
+
     def _tensor_ids(self, values: Any) -> tuple[int, ...]:
         return tuple(self.tensor_id(leaf) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
 
@@ -152,13 +160,6 @@ def recording_of(model: nn.Module) -> Iterator[Recorder]:
             leave = module.register_forward_hook(recorder.leave)
             stack.callback(enter.remove)
             stack.callback(leave.remove)
-        stack.enter_context(recorder)
-        yield recorder
-
-
-def record_step(model: nn.Module, run: Callable[[nn.Module], torch.Tensor]) -> Recording:
-    """Record ``run(model).backward()``; `run` returns the loss."""
-    with recording_of(model) as recorder:
-        loss = run(model)
-        loss.backward()
-    return recorder.recording
+        with recorder:
+            yield recorder
+        recorder.note_gradients(model)
