@@ -13,7 +13,7 @@ from torch import nn
 from autopar.documents.graph import Graph
 from autopar.errors import CaptureError
 from autopar.tracer.assemble import assemble
-from autopar.tracer.blocks import BlockList, find_block_lists, only_two_run
+from autopar.tracer.blocks import BlockList, find_block_lists, only_two_run, stood_in
 from autopar.tracer.indices import analyse
 from autopar.tracer.record import Recorder, recording_of
 from autopar.tracer.recording import Recording
@@ -83,7 +83,8 @@ def _record(source: Source, model: nn.Module, lists: list[BlockList], batch: int
         args, kwargs = source.batch(batch, seq)
     recorder: Recorder | None = None
     try:
-        with only_two_run(model, lists), recording_of(model) as recorder:
+        recording = recording_of(model, stood_in(lists), (args, kwargs), lambda: _real_batch(source, batch, seq))
+        with only_two_run(model, lists), recording as recorder:
             output = model(*args, **kwargs)
             source.loss_of(output, args, kwargs).backward()
     except CaptureError:
@@ -93,6 +94,13 @@ def _record(source: Source, model: nn.Module, lists: list[BlockList], batch: int
     finally:
         model.zero_grad(set_to_none=True)
     return recorder.recording
+
+
+def _real_batch(source: Source, batch: int, seq: int) -> Any:
+    """The inputs with values, for models that look at them."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(0)
+        return source.batch(batch, seq)
 
 
 def _failure(source: Source, model: nn.Module, recorder: Recorder | None, error: Exception) -> str:

@@ -73,3 +73,5 @@ class Recording:
     calls: list[ModuleCall] = field(default_factory=list)
     gradients: dict[int, int] = field(default_factory=dict)
     """Parameter tensor -> the tensor that ended as its gradient: equal shapes, equal indices."""
+    assumed: list[tuple[str, str]] = field(default_factory=list)
+    """(module, what was assumed about a value that meta tensors do not have)."""
