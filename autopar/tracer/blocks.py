@@ -115,6 +115,13 @@ def _describe(block: nn.Module, counters: set[tuple[str, str]]) -> Iterator[str]
                 yield f" {name}={value}"
 
 
+def stood_in(lists: list[BlockList]) -> tuple[str, ...]:
+    """Names of the blocks that are not run."""
+    return tuple(
+        module for blocks in lists for number, module in enumerate(blocks.modules) if not blocks.runs(number)
+    )
+
+
 @contextmanager
 def only_two_run(model: nn.Module, lists: list[BlockList]) -> Iterator[None]:
     """Within the block, of each run of equal blocks only two are run; the rest hand their first tensor on.

@@ -13,10 +13,11 @@ from torch import nn
 from autopar.documents.graph import Graph
 from autopar.errors import CaptureError
 from autopar.tracer.assemble import assemble
-from autopar.tracer.blocks import BlockList, find_block_lists, only_two_run
+from autopar.tracer.blocks import BlockList, find_block_lists, only_two_run, stood_in
 from autopar.tracer.indices import analyse
 from autopar.tracer.record import Recorder, recording_of
 from autopar.tracer.recording import Recording
+from autopar.tracer.routing import NoInitialValues
 from autopar.tracer.sources import Source, open_source, source_line, user_code
 
 DTYPES = {
@@ -56,7 +57,7 @@ def build_on_meta(source: Source) -> nn.Module:
     """The model on the meta device, in training mode, its own gradient checkpointing off."""
     way_out = "; build_model must not read values of its tensors, or must be small enough to build on the CPU"
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), NoInitialValues():
             model = source.build()
     except (NotImplementedError, RuntimeError) as error:
         if "meta" not in str(error).lower():
@@ -82,7 +83,8 @@ def _record(source: Source, model: nn.Module, lists: list[BlockList], batch: int
         args, kwargs = source.batch(batch, seq)
     recorder: Recorder | None = None
     try:
-        with only_two_run(model, lists), recording_of(model) as recorder:
+        recording = recording_of(model, stood_in(lists), (args, kwargs), lambda: _real_batch(source, batch, seq))
+        with only_two_run(model, lists), recording as recorder:
             output = model(*args, **kwargs)
             source.loss_of(output, args, kwargs).backward()
     except CaptureError:
@@ -92,6 +94,13 @@ def _record(source: Source, model: nn.Module, lists: list[BlockList], batch: int
     finally:
         model.zero_grad(set_to_none=True)
     return recorder.recording
+
+
+def _real_batch(source: Source, batch: int, seq: int) -> Any:
+    """The inputs with values, for models that look at them."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(0)
+        return source.batch(batch, seq)
 
 
 def _failure(source: Source, model: nn.Module, recorder: Recorder | None, error: Exception) -> str:

@@ -43,6 +43,9 @@ def analyse(recording: Recording) -> Analysis:
         found.dims[tensor.id] = [fresh(size) for size in tensor.shape]
     for operator in recording.operators:
         found.rules.append(_apply(found, operator))
+    for parameter, gradient in recording.gradients.items():
+        for own, other in zip(found.dims[parameter], found.dims[gradient], strict=True):
+            unify(own, other)
     return found
 
 

@@ -55,6 +55,7 @@ def _(
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     q, k, v, mask, causal = inputs
     o, lse = output
+    ctx.set_materialize_grads(False)
     ctx.causal = causal
     ctx.save_for_backward(q, k, v, o, lse, mask)
 
@@ -94,6 +95,7 @@ def _(grad: torch.Tensor, x: torch.Tensor, shape: list[int], factor: torch.Tenso
 
 def _keep_norm(ctx: Any, inputs: Any, output: Any) -> None:
     x, ctx.shape, weight = inputs
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, output[1], weight)
 
 
@@ -105,6 +107,21 @@ def _differentiate_norm(ctx: Any, grad: torch.Tensor, _factor: Any) -> Any:
 
 
 rms_norm.register_autograd(_differentiate_norm, setup_context=_keep_norm)
+
+
+class NoInitialValues(TorchFunctionMode):
+    """Skips random initial values while it is active: on meta they cost time and mean nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        filled = args[0] if args else kwargs.get("tensor")
+        if getattr(func, "__name__", "") in _INITIALISERS and isinstance(filled, torch.Tensor) and filled.is_meta:
+            return filled
+        return func(*args, **kwargs)
+
+
+_INITIALISERS = {"normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_",
+                 "xavier_normal_", "orthogonal_", "exponential_", "log_normal_", "cauchy_", "geometric_"}  # fmt: skip
 
 
 class DeviceKernels(TorchFunctionMode):

@@ -52,7 +52,7 @@ class Source:
             value = value[0] if isinstance(value, tuple) else value
             if not isinstance(value, torch.Tensor) or value.numel() != 1:
                 raise CaptureError(f"{self.spec}: loss() returned {_kind(value)}, expected one number as a tensor")
-            return value.sum()
+            return value.reshape(()) if value.dim() else value
         own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         if own is not None:
             return own
