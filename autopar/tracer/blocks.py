@@ -117,9 +117,7 @@ def _describe(block: nn.Module, counters: set[tuple[str, str]]) -> Iterator[str]
 
 def stood_in(lists: list[BlockList]) -> tuple[str, ...]:
     """Names of the blocks that are not run."""
-    return tuple(
-        module for blocks in lists for number, module in enumerate(blocks.modules) if not blocks.runs(number)
-    )
+    return tuple(module for blocks in lists for number, module in enumerate(blocks.modules) if not blocks.runs(number))
 
 
 @contextmanager
