@@ -7,8 +7,8 @@ devices are processes of one host (gloo):
     all_gather   (n-1) a + (n-1)/n S/B          all_reduce   2(n-1) a + 2(n-1)/n S/B
     reduce_scatter is gloo's all_reduce of the whole buffer        all_to_all   (n-1) a + (n-1)/n S/B
 
-S is the full buffer: gathered, or not yet reduced. A group's bandwidths already are what is left when all replicas of the
-group run at once.
+S is the full buffer: gathered, or not yet reduced. A group's bandwidths already are what is left when all replicas
+of the group run at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cost_models import nccl
-from cost_models.tables import Array, interpolate_log
+from cost_models.tables import Array, Seconds, interpolate_log, plain
 from hardware_profiles.chip import Chip
 from hardware_profiles.cluster import Curve, Group
 
@@ -29,11 +29,13 @@ BUS_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all
 
 
 def bus_factor(kind: Kind, ranks: int) -> float:
-    """Bytes that cross the slowest link per byte of the full buffer: 2(n-1)/n, (n-1)/n, or 1 for a send (nccl-tests)."""
+    """Bytes that cross the slowest link per byte of the full buffer: 2(n-1)/n, (n-1)/n, or 1 for a send
+    (nccl-tests).
+    """
     return 1.0 if kind == "send" else BUS_FACTORS[kind] * (ranks - 1) / ranks
 
 
-def collective_seconds(kind: Kind, bytes_: ArrayLike, group: Group, chip: Chip) -> Array:
+def collective_seconds(kind: Kind, bytes_: ArrayLike, group: Group, chip: Chip) -> Seconds:
     """Seconds of one collective.
 
     Args:
@@ -48,13 +50,15 @@ def collective_seconds(kind: Kind, bytes_: ArrayLike, group: Group, chip: Chip) 
     """
     size = np.asarray(bytes_, dtype=np.float64)
     if group.size <= 1:
-        return size * 0.0
+        return plain(size * 0.0)
     curve = _measured(kind, group, group.curves)
     if curve is not None:
-        return curve_seconds(curve, size)
-    if group.intra_kind == "shared_memory":
-        return _shared_memory(kind, size, group)
-    return _modelled(kind, size, group, chip)
+        seconds = curve_seconds(curve, size)
+    elif group.intra_kind == "shared_memory":
+        seconds = _shared_memory(kind, size, group)
+    else:
+        seconds = _modelled(kind, size, group, chip)
+    return plain(np.where(size > 0, seconds, 0.0))
 
 
 def curve_seconds(curve: Curve, bytes_: Array) -> Array:

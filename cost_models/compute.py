@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cost_models.tables import Array, attention_fraction, gemm_fraction, pointwise_fraction
+from cost_models.tables import Array, Seconds, attention_fraction, gemm_fraction, plain, pointwise_fraction
 from hardware_profiles.chip import Chip, normal_dtype
 
 Layout = Literal["forward", "dgrad", "wgrad", "any"]
@@ -39,7 +39,7 @@ HOST_FACTOR: dict[str, float] = {"eager": 1.0, "compiled": 0.5, "fused": 0.35}
 Megatron-Core against eager Megatron of 2020-21."""
 
 
-def dtype_bytes(dtype: str) -> float:
+def element_bytes(dtype: str) -> float:
     """Bytes of one element. Raises KeyError for an unknown dtype."""
     return BYTES_PER_ELEMENT[normal_dtype(dtype)]
 
@@ -53,7 +53,7 @@ def gemm_seconds(
     layout: Layout = "forward",
     batch: ArrayLike = 1,
     grouped: bool = False,
-) -> Array:
+) -> Seconds:
     """Seconds of `batch` products [m, k] x [k, n].
 
     Args:
@@ -72,7 +72,7 @@ def gemm_seconds(
     rate = chip.peak_flops(dtype) * _at_most_peak(
         gemm_fraction(chip, np.minimum(np.minimum(m, n), k), dtype, layout, grouped) * chip.efficiency.sustained
     )
-    width = dtype_bytes(dtype)
+    width = element_bytes(dtype)
     bytes_ = batch * width * (m * k + k * n + m * n)
     return _roofline(chip, flops, rate, bytes_)
 
@@ -88,7 +88,7 @@ def attention_seconds(
     causal: bool,
     dtype: str,
     kernel: Literal["flash", "explicit"] = "flash",
-) -> Array:
+) -> Seconds:
     """Seconds of one fused attention call that executes `flops` (causal skips already taken out) and moves `bytes_`.
 
     An explicit attention is no kernel but products and a softmax, which the caller prices one by one; asked for here it
@@ -102,35 +102,35 @@ def attention_seconds(
     return _roofline(chip, np.asarray(flops, dtype=np.float64), rate, np.asarray(bytes_, dtype=np.float64))
 
 
-def pointwise_seconds(chip: Chip, bytes_: ArrayLike, kind: str) -> Array:
+def pointwise_seconds(chip: Chip, bytes_: ArrayLike, kind: str) -> Seconds:
     """Seconds of one memory-bound kernel that reads and writes `bytes_` in all.
 
     `kind` is a class of `hardware_profiles.chip.Efficiency.pointwise`: copy, add, norm, softmax, activation, dropout,
     embedding, loss, optimizer. Raises KeyError for another.
     """
     bandwidth = chip.memory_bytes_per_second * pointwise_fraction(chip, kind)
-    return chip.launch_seconds + np.asarray(bytes_, dtype=np.float64) / bandwidth
+    return plain(chip.launch_seconds + np.asarray(bytes_, dtype=np.float64) / bandwidth)
 
 
-def host_seconds(chip: Chip, operators: ArrayLike, kernels: Kernels) -> Array:
+def host_seconds(chip: Chip, operators: ArrayLike, kernels: Kernels = "eager") -> Seconds:
     """Host seconds to issue `operators` kernels: the device waits where this exceeds its own time."""
-    return np.asarray(operators, dtype=np.float64) * chip.host_seconds * HOST_FACTOR[kernels]
+    return plain(np.asarray(operators, dtype=np.float64) * chip.host_seconds * HOST_FACTOR[kernels])
 
 
-def fused_bytes(input_bytes: ArrayLike, output_bytes: ArrayLike, inner_bytes: ArrayLike, kernels: Kernels) -> Array:
+def fused_bytes(input_bytes: ArrayLike, output_bytes: ArrayLike, inner_bytes: ArrayLike, kernels: Kernels) -> Seconds:
     """Memory traffic of a chain of pointwise operators.
 
     `inner_bytes` is what passes from one operator of the chain to the next: written and read once each when every
     operator is a kernel of its own (eager), kept in registers when the chain is one kernel (compiled, fused).
     """
     outer = np.asarray(input_bytes, dtype=np.float64) + np.asarray(output_bytes, dtype=np.float64)
-    return outer + (2.0 * np.asarray(inner_bytes, dtype=np.float64) if kernels == "eager" else 0.0)
+    return plain(outer + (2.0 * np.asarray(inner_bytes, dtype=np.float64) if kernels == "eager" else 0.0))
 
 
 def _at_most_peak(fraction: Array) -> Array:
     return np.minimum(fraction, 1.0)
 
 
-def _roofline(chip: Chip, flops: Array, rate: Array, bytes_: Array) -> Array:
+def _roofline(chip: Chip, flops: Array, rate: Array, bytes_: Array) -> Seconds:
     bandwidth = chip.memory_bytes_per_second * pointwise_fraction(chip, "copy")
-    return chip.launch_seconds + np.maximum(flops / rate, bytes_ / bandwidth)
+    return plain(chip.launch_seconds + np.maximum(flops / rate, bytes_ / bandwidth))

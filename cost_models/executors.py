@@ -1,7 +1,8 @@
 """Executors: what a training framework does differently from the next one, and defaults for what a run does not state.
 
-A published run is priced under its framework's executor; the chip, the cluster and the kernels are all else that differs
-between runs. `autopar` is this package's own runtime, whose habits are those of torch's FSDP2 and of torchtitan.
+A published run is priced under its framework's executor; the chip, the cluster and the kernels are all else that
+differs between runs. `autopar` is this package's own runtime, whose habits are those of torch's FSDP2 and of
+torchtitan.
 
 Sources: Megatron-LM (arXiv 2104.04473, 2205.05198), DeepSpeed ZeRO (arXiv 1910.02054), torch FSDP (arXiv 2304.11277),
 torchtitan (arXiv 2410.06511); fractions hidden are what published step times of each framework allow, rounded to 0.05.
@@ -88,7 +89,8 @@ FRAMEWORKS = {
     "maxtext": "xla",
     "paxml": "xla",
 }
-"""A piece of a framework's name as people write it (lower case, dashes for spaces) -> executor; the longest piece wins."""
+"""A piece of a framework's name as people write it (lower case, dashes for spaces) -> executor; the longest piece
+wins."""
 
 
 def executor(name: str) -> Executor:

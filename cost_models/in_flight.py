@@ -4,9 +4,9 @@
     1F1B          min(m, p - i)                                              (PipeDream-Flush, arXiv 2104.04473)
     interleaved   min(m v, w + 1) chunks, w = 2 (p - i - 1) + (v - 1) r      warm-up forwards; r micro-batches a round
 
-In the interleaved schedule (Megatron-LM, the same paper; torch's `ScheduleInterleaved1F1B`) a rank walks its v chunks in
-rounds of r = m / max(1, m // p) micro-batches, forward through chunks 0..v-1 and backward through v-1..0. On the first
-rank w + 1 chunks of 1/v of a stage are 1 + (p - 1)/(p v) times what 1F1B holds.
+In the interleaved schedule (Megatron-LM, the same paper; torch's `ScheduleInterleaved1F1B`) a rank walks its v
+chunks in rounds of r = m / max(1, m // p) micro-batches, forward through chunks 0..v-1 and backward through v-1..0.
+On the first rank w + 1 chunks of 1/v of a stage are 1 + (p - 1)/(p v) times what 1F1B holds.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 
 
-def in_flight(schedule: Schedule, stage: int, stages: int, micro_batches: int, virtual_stages: int = 1) -> int:
-    """The most chunks in flight on a rank at once (a chunk is the whole stage unless interleaved).
+def in_flight(
+    schedule: Schedule, stage: int, stages: int, micro_batches: int, virtual_stages: int = 1
+) -> tuple[int, ...]:
+    """Micro-batches that each chunk of a rank keeps at the moment when it keeps most in all.
 
     Args:
         schedule: gpipe, 1f1b or interleaved.
@@ -31,21 +33,20 @@ def in_flight(schedule: Schedule, stage: int, stages: int, micro_batches: int, v
         virtual_stages: chunks per rank.
 
     """
-    if schedule == "gpipe":
-        return micro_batches * virtual_stages
-    if schedule == "1f1b":
-        return min(micro_batches, stages - stage)
-    return min(micro_batches * virtual_stages, _warm_up(stage, stages, micro_batches, virtual_stages) + 1)
+    return tuple(int(count) for count in in_flight_by_chunk(schedule, stage, stages, micro_batches, virtual_stages)[-1])
 
 
 def in_flight_by_chunk(
     schedule: Schedule, stage: int, stages: int, micro_batches: int, virtual_stages: int = 1
 ) -> NDArray[np.int64]:
-    """Chunks in flight, [moments, virtual_stages]: one row for each moment that may be the fullest (before a backward)."""
-    most = in_flight(schedule, stage, stages, micro_batches, virtual_stages)
+    """Chunks in flight, [moments, virtual_stages]: one row for each moment that may be the fullest (before a
+    backward).
+    """
     if schedule != "interleaved":
-        return np.full((1, virtual_stages), most // virtual_stages if schedule == "gpipe" else most, dtype=np.int64)
+        most = micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage)
+        return np.full((1, virtual_stages), most, dtype=np.int64)
     total = micro_batches * virtual_stages
+    most = min(total, _warm_up(stage, stages, micro_batches, virtual_stages) + 1)
     size = _round(stages, micro_batches)
     order = (np.arange(total) // size) % virtual_stages
     forward = np.cumsum(order[:, None] == np.arange(virtual_stages), axis=0)

@@ -1,7 +1,8 @@
 """Bytes on a device that do not follow the micro-batches: states, communicators, context, allocator.
 
-Per parameter, with W bytes of a compute element, M of a master element, R of a gradient element in the reduce dtype, S of
-optimizer states and N shards, `STORAGE` lists what each executor holds whole, divided by N, and for one unit at a time:
+Per parameter, with W bytes of a compute element, M of a master element, R of a gradient element in the reduce dtype,
+S of optimizer states and N shards, `STORAGE` lists what each executor holds whole, divided by N, and for one unit at
+a time:
 
     Megatron DDP (bf16)         W + M + R + S = 2 + 4 + 4 + 8 = 18
     Megatron distributed opt.   W + R + (M + S)/N = 6 + 12/N
@@ -15,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cost_models.compute import dtype_bytes
-from cost_models.tables import Array
+from cost_models.compute import element_bytes
+from cost_models.in_flight import activation_peak as activation_peak
+from cost_models.in_flight import in_flight as in_flight
+from cost_models.tables import Array, plain
 from hardware_profiles.chip import GIB, Chip, normal_dtype
 from hardware_profiles.cluster import Group
 from hardware_profiles.errors import ProfileError
@@ -45,12 +49,15 @@ OPTIMIZERS: dict[str, float] = {
 matrix: next to nothing."""
 EIGHT_BIT = {"adam8bit", "adamw8bit"}
 RESERVE_FRACTION = 1.0 / 0.94 - 1.0
-"""What the allocator holds beyond what is allocated, as a fraction of it: SimuMax measured allocated / reserved = 0.94."""
+"""What the allocator holds beyond what is allocated, as a fraction of it: SimuMax measured allocated / reserved =
+0.94."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is held of one thing, each a sum of the letters W, M, R, S: whole, divided over shards, per gathered unit."""
+    """What is held of one thing, each a sum of the letters W, M, R, S: whole, divided over shards, per gathered
+    unit.
+    """
 
     whole: str = ""
     divided: str = ""
@@ -63,6 +70,22 @@ class Held:
 
     rest: Cell
     peak: Cell
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes on one device (arrays where `state_bytes` was given arrays)."""
+
+    parameters: Any
+    gradients: Any
+    states: Any
+    gathered: Any
+    """Copies in the compute dtype, and units in use, that are gone between steps."""
+
+    @property
+    def total(self) -> Any:
+        """All four."""
+        return self.parameters + self.gradients + self.states + self.gathered
 
 
 def _always(whole: str = "", divided: str = "") -> Held:
@@ -137,8 +160,9 @@ STORAGE: dict[str, dict[int, dict[str, Held]]] = {
 def held_as(executor: str, what: str, zero: int, *, pipelined: bool, accumulating: bool) -> int:
     """The zero value as which a thing is really held.
 
-    FSDP2 under a pipeline keeps parameters gathered after the first backward (3 is 2) and whole gradients until the step
-    ends (2 and 3 are 1); so it does with zero 2 over several micro-batches, whose reduction is put off to the last.
+    FSDP2 under a pipeline keeps parameters gathered after the first backward (3 is 2) and whole gradients until the
+    step ends (2 and 3 are 1); so it does with zero 2 over several micro-batches, whose reduction is put off to the
+    last.
     """
     if STORAGE[executor] is not _FSDP2:
         return zero
@@ -151,18 +175,18 @@ def held_as(executor: str, what: str, zero: int, *, pipelined: bool, accumulatin
 
 def state_bytes(
     parameters: ArrayLike,
+    *,
     optimizer: str,
     dtype: str,
     zero: int,
     shards: int,
-    *,
     executor: str = "autopar",
     pipelined: bool = False,
     accumulating: bool = False,
     largest_unit: ArrayLike = 0.0,
     frozen: ArrayLike = 0.0,
     at_peak: bool = True,
-) -> dict[str, Array]:
+) -> StateBytes:
     """Bytes of parameters, gradients, states and gathered units on one device.
 
     Args:
@@ -197,12 +221,22 @@ def state_bytes(
     copies = 0.0 if zero == 0 and widths["W"] == widths["M"] else copies
     units = sum(_sum(widths, cell.unit) for cell in now.values())
     frozen_shards = n if cells["parameter"] == 3 else 1.0
-    return {
-        "parameters": own(held["parameter"].rest) + np.asarray(frozen, dtype=np.float64) * widths["W"] / frozen_shards,
-        "gradients": own(now["gradient"]),
-        "states": own(now["state"]),
-        "gathered": trained * copies + unit * units,
-    }
+    return StateBytes(
+        parameters=plain(own(held["parameter"].rest) + np.asarray(frozen) * widths["W"] / frozen_shards),
+        gradients=plain(own(now["gradient"])),
+        states=plain(own(now["state"])),
+        gathered=plain(trained * copies + unit * units),
+    )
+
+
+def optimizer_traffic_bytes(parameters: float, optimizer: str, dtype: str) -> float:
+    """Bytes that one update of `parameters` elements moves: gradient read, states and master read and written.
+
+    The compute copy is written too, where there is one.
+    """
+    widths = _widths(optimizer, dtype)
+    copy = widths["W"] if widths["W"] != widths["M"] else 0.0
+    return parameters * (widths["R"] + 2 * (widths["M"] + widths["S"]) + copy)
 
 
 def communicator_bytes(chip: Chip, groups: Iterable[Group] | int, *, all_to_all: bool = False) -> float:
@@ -230,7 +264,7 @@ def _widths(optimizer: str, dtype: str) -> dict[str, float]:
         )
     master = 8.0 if normal_dtype(dtype) == "fp64" else 4.0
     states = OPTIMIZERS[optimizer] * (1.0 if optimizer in EIGHT_BIT else master / 4.0)
-    return {"W": max(dtype_bytes(dtype), 2.0), "M": master, "R": master, "S": states}
+    return {"W": max(element_bytes(dtype), 2.0), "M": master, "R": master, "S": states}
 
 
 def _sum(widths: dict[str, float], letters: str) -> float:

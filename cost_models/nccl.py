@@ -9,8 +9,8 @@
     NVLS tree, SHARP   the same across nodes, through the ports in a tree, or reduced by the network's switches
 
 n ranks, k nodes, g ranks per node, S the full buffer. Structure and latencies are those of NCCL's own tuner (public in
-`src/graph/tuning.cc`, NVIDIA/nccl; its table for H100 to 256 devices is reproduced within 4 %); fractions of bandwidth are
-fitted to measured runs (`benchmarks/distill_tables.py`).
+`src/graph/tuning.cc`, NVIDIA/nccl; its table for H100 to 256 devices is reproduced within 4 %); fractions of
+bandwidth are fitted to measured runs (`benchmarks/distill_tables.py`).
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def all_reduce_seconds(bytes_: Array, group: Group, chip: Chip) -> Array:
 
 
 def all_to_all_seconds(bytes_: Array, group: Group) -> Array:
-    """Each rank sends 1/n of its buffer to each other: inside the node over its links, beyond it through its share of NICs.
+    """Each rank sends 1/n of its buffer to each other: inside the node over its links, beyond it through its share
+    of NICs.
 
     Latencies across nodes are those measured on H100 (37 us on 2 nodes to 98 us on 16).
     """

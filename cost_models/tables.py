@@ -9,6 +9,7 @@ A chip without a table of its own gets the generic ones below: the medians of th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,6 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from hardware_profiles.chip import AttentionTable, Chip, GemmTable, normal_dtype
 
 Array = NDArray[np.float64]
+Seconds = Any
+"""A float, or an array where an argument was one."""
 
 GENERIC_GEMM = GemmTable(
     min_dim=(64, 128, 192, 256, 384, 512, 768, 1024, 2048),
@@ -50,6 +53,11 @@ GENERIC_POINTWISE = {
 """Fraction of memory bandwidth by operator class; STREAM-like copies reach 0.85-0.92, reductions less."""
 HEAD_DIM_FRACTION = ((32.0, 0.55), (64.0, 0.80), (128.0, 1.0), (256.0, 1.05))
 """FlashAttention's rate by head dim, relative to 128 (same papers)."""
+
+
+def plain(value: Any) -> Any:
+    """A Python float where the result is one number, else the array."""
+    return float(value) if np.ndim(value) == 0 else value
 
 
 def interpolate(x: ArrayLike, points: Sequence[float], values: Sequence[float]) -> Array:

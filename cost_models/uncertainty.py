@@ -45,18 +45,19 @@ RESIDUALS = {
 """Relative standard deviation by group, where the chip's own `residuals` say nothing."""
 
 
-def interval(step_seconds: float, parts: Mapping[str, float], chip: Chip) -> tuple[float, float]:
-    """The 80 % interval (low, high) around a predicted step, in seconds.
+def interval(seconds_by_part: Mapping[str, float], chip: Chip) -> tuple[float, float]:
+    """The 80 % interval (low, high) of a step that is the sum of its parts, in seconds.
 
     Args:
-        step_seconds: the prediction, above 0.
-        parts: seconds by part of the step (the names of `GROUPS`); others count as a group of their own.
+        seconds_by_part: the prediction by part (the names of `GROUPS`; others count as a group of their own), in all
+        above 0.
         chip: `residuals` override the defaults by group's name.
 
     """
+    step_seconds = sum(seconds_by_part.values())
     residuals = {**RESIDUALS, **chip.residuals}
     seconds: dict[str, float] = {}
-    for part, value in parts.items():
+    for part, value in seconds_by_part.items():
         group = GROUPS.get(part, part)
         seconds[group] = seconds.get(group, 0.0) + value
     variance = (residuals["floor"] * step_seconds) ** 2
