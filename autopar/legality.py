@@ -91,12 +91,14 @@ def zero_fits(c: Choices) -> str | None:
     if c.zero > 0 and c.dp == 1:
         return f"zero={c.zero} divides states over dp, but dp is 1"
     if c.zero == 3 and c.schedule in SPLIT_BACKWARD:
-        return f"{c.schedule} runs input and weight gradients apart: with zero=3 gradients would be wrong; use zero <= 2"
+        return (
+            f"{c.schedule} runs input and weight gradients apart: with zero=3 gradients would be wrong; use zero <= 2"
+        )
     return None
 
 
 def experts_fit(c: Choices) -> str | None:
-    """ep divides dp_shard * cp * tp and does not multiply; etp is 1 or tp."""
+    """Ep divides dp_shard * cp * tp and does not multiply; etp is 1 or tp."""
     if (c.dp * c.cp * c.tp) % (c.ep * c.etp):
         return f"ep({c.ep}) * etp({c.etp}) does not divide dp({c.dp}) * cp({c.cp}) * tp({c.tp}) = {c.dp * c.cp * c.tp}"
     if c.etp not in (1, c.tp):

@@ -109,7 +109,9 @@ def _number(key: str, value: Any) -> int:
     least = 0 if key in ("zero", "sp") else 1
     most = {"zero": 3, "sp": 1}.get(key)
     if number < least or (most is not None and number > most):
-        raise RequestError(f"fixed {key}={number}: must be {f'{least} to {most}' if most is not None else f'at least {least}'}")
+        raise RequestError(
+            f"fixed {key}={number}: must be {f'{least} to {most}' if most is not None else f'at least {least}'}"
+        )
     return number
 
 

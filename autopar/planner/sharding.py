@@ -9,12 +9,13 @@
 An option of an operator is a parallel or summed local dim (a whole one where a composite divides it all the same), or to
 run whole, with whole gradients (R) or with a rank's own share of them (R*). The batch is not offered (that is dp), weights are
 never gathered (that is ZeRO), and a block's boundary has one state going in and coming out: whole, or divided along the sequence.
-Solved once per class and boundary at a few typical degrees and link rates; the distinct answers are free of sizes.
+Solved once per class, boundary and set of indices that a degree divides evenly: the answer is free of sizes. Where no
+division of that kind exists for an embedding or a head (a vocabulary that does not divide), its matrices may stay whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,7 +40,6 @@ from autopar.pricing.division import (
 )
 from autopar.pricing.work import kind_of, work_of
 
-DEGREES = (2, 4, 8)
 FLOPS_PER_SECOND, BYTES_PER_SECOND, LINK_BYTES_PER_SECOND = 500e12, 2e12, 300e9
 """A typical device: only ratios matter, and the answers are priced again on the real one."""
 CARRIED_OUT = ("vocab_parallel",)
@@ -59,29 +59,45 @@ class Option:
     composite: str = ""
 
 
-def divisions(graph: Graph, class_name: str, boundary: Boundary, seq_len: int | None = None) -> list[Division]:
-    """Distinct divisions of a class for a boundary, best at some typical degree; empty where none is legal."""
-    found: list[Division] = []
-    for degree in DEGREES:
-        division = divide(graph, class_name, boundary, degree, seq_len)
-        if division is not None and division not in found:
-            found.append(division)
+def divisions(
+    graph: Graph,
+    class_name: str,
+    boundary: Boundary,
+    degrees: Sequence[int],
+    seq_len: int,
+    may_stay_whole: bool = False,
+) -> dict[int, Division]:
+    """Degree -> the cheapest division of a class, for the degrees that have one."""
+    sizes = graph.sizes(1, seq_len)
+    by_pattern: dict[frozenset[int], list[int]] = {}
+    for degree in degrees:
+        pattern = frozenset(atom for atom, size in sizes.items() if size % degree == 0)
+        by_pattern.setdefault(pattern, []).append(degree)
+    found: dict[int, Division] = {}
+    for alike in by_pattern.values():
+        division = divide(graph, class_name, boundary, max(alike), seq_len)
+        if division is None and may_stay_whole:
+            division = divide(graph, class_name, boundary, max(alike), seq_len, may_stay_whole=True)
+        if division is not None:
+            found.update(dict.fromkeys(alike, division))
     return found
 
 
 def divide(
-    graph: Graph, class_name: str, boundary: Boundary, degree: int, seq_len: int | None = None
+    graph: Graph, class_name: str, boundary: Boundary, degree: int, seq_len: int, may_stay_whole: bool = False
 ) -> Division | None:
     """The cheapest division of a class at one degree; None where there is none."""
-    return _Programme(graph, class_name, boundary, degree, seq_len).division()
+    return _Programme(graph, class_name, boundary, degree, seq_len, may_stay_whole).division()
 
 
 class _Programme:
     """The integer programme of one class."""
 
-    def __init__(self, graph: Graph, class_name: str, boundary: Boundary, degree: int, seq_len: int | None) -> None:
+    def __init__(
+        self, graph: Graph, class_name: str, boundary: Boundary, degree: int, seq_len: int, may_stay_whole: bool
+    ) -> None:
         self.block_class: BlockClass = graph.class_by_name[class_name]
-        self.boundary, self.degree = boundary, degree
+        self.boundary, self.degree, self.may_stay_whole = boundary, degree, may_stay_whole
         self.follows = {atom.id: atom.follows for atom in graph.indices}
         self.sizes = graph.sizes(1, seq_len)
         self.forward = [operator for operator in self.block_class.operators if operator.phase == "forward"]
@@ -93,7 +109,11 @@ class _Programme:
     # Options of one operator.
 
     def _options(self, operator: Operator) -> Iterator[Option]:
-        stored = [] if is_view(operator) else [read for read in operator.reads if self._is_matrix(read)]
+        stored = (
+            []
+            if is_view(operator) or self.may_stay_whole
+            else [read for read in operator.reads if self._is_matrix(read)]
+        )
         if not stored:
             yield self._whole(operator, WHOLE)
             yield self._whole(operator, WHOLE_PARTIAL_GRADIENT)

@@ -34,7 +34,9 @@ class Configuration:
         return self.pp > 1
 
 
-def configurations(request: Request, devices: int, blocks: int, tp_degrees: dict[int, tuple[bool, ...]]) -> list[Configuration]:
+def configurations(
+    request: Request, devices: int, blocks: int, tp_degrees: dict[int, tuple[bool, ...]]
+) -> list[Configuration]:
     """Every legal configuration; `tp_degrees`: degree -> which of sp (False, True) the model's division allows.
 
     Raises RequestError, with the arithmetic, when what is fixed leaves none.
@@ -65,7 +67,12 @@ def _degrees(request: Request, devices: int, blocks: int, tps: tuple[int, ...]) 
             continue
         for pp in divisors(devices // tp):
             dp = devices // tp // pp
-            if pp <= blocks and _wanted(request, "pp", pp) and _wanted(request, "dp", dp) and request.global_batch % dp == 0:
+            if (
+                pp <= blocks
+                and _wanted(request, "pp", pp)
+                and _wanted(request, "dp", dp)
+                and request.global_batch % dp == 0
+            ):
                 yield pp, tp, dp
 
 
