@@ -2,15 +2,17 @@
 
     compute     an action begins when the one before it has ended and its input has arrived
     collective  tp, cp, ep collectives, inside their action (`tasks`)
-    dp          gathers begin with their action, reductions end with it or run on behind it; one at a time
+    dp          a gather is launched when the action before its own has ended, input or no input, so idle time hides it;
+                a reduction runs beside its backward and on behind it; one at a time
     send        a hidden state (or its gradient) leaves when its action ends and the send before it has left
 
 Since each stream's order is fixed by the rank's own list, times are longest paths in a graph without cycles: whichever
 runnable rank goes first, the numbers are the same, so the replay is deterministic. Ranks that can run wait in a queue.
 
 Of a dp collective within an action, `head` (of the first gather) or `tail` (of the last reduction) lies bare; of the
-rest the fraction 1 - dp_overlap takes the action's time, and what is hidden must still fit beside compute: an action
-does not end before its parameters are there, and the optimizer waits for the last reduction (`_beside_dp`, `_update`).
+rest the fraction 1 - dp_overlap takes the rank's time, and what is hidden must still fit beside compute: an action does
+not end before its parameters are there, and the optimizer waits for the last reduction. What a reduction takes holds up
+the rank that reduces, not the gradient that it sends on (`_beside_dp`, `_update`).
 """
 
 from __future__ import annotations
@@ -142,49 +144,58 @@ def _advance(rank: Rank, pipeline: _Pipeline) -> list[int]:
             start = arrival
         work = rank.tasks[chunk][backward]
         if i in rank.dp_work:
-            begin, end = _beside_dp(rank, rank.dp_work[i], start, work.seconds, stage, micro_batch)
-            rank.dp_seconds += end - start - work.seconds
+            begin, end, free = _beside_dp(rank, rank.dp_work[i], start, work.seconds, stage, micro_batch)
+            rank.dp_seconds += free - start - work.seconds
         else:
             begin, end = start, start + work.seconds
+            free = end
         starts.append(start)
         begins.append(begin)
         ends.append(end)
-        rank.free = end
+        rank.free = free
         target = stage - 1 if backward else stage + 1
         if 0 <= target < pipeline.stages:
-            _deliver(rank, pipeline, backward, stage, target, micro_batch)
+            _deliver(rank, pipeline, backward, stage, target, micro_batch, end)
             if target % pp != number:
                 woken[target % pp] = None
     return list(woken)
 
 
-def _deliver(rank: Rank, pipeline: _Pipeline, backward: bool, stage: int, target: int, micro_batch: int) -> None:
-    """Send the result of the action that just ended; chunks of one rank pass it on at once."""
-    arrival = rank.free
+def _deliver(
+    rank: Rank, pipeline: _Pipeline, backward: bool, stage: int, target: int, micro_batch: int, end: float
+) -> None:
+    """Send the result of the action that ended at `end`; chunks of one rank pass it on at once."""
+    arrival = end
     if target % pipeline.pp != rank.number:
-        start = max(rank.send_free, rank.free)
+        start = max(rank.send_free, end)
         seconds = pipeline.send_seconds[min(stage, target)]
         arrival = rank.send_free = start + seconds
         rank.sends.add("send_backward" if backward else "send_forward", stage, micro_batch, start, seconds)
-    pipeline.produced[backward][target][micro_batch] = rank.free
+    pipeline.produced[backward][target][micro_batch] = end
     pipeline.arrival[backward][target][micro_batch] = arrival
 
 
-def _beside_dp(rank: Rank, dp: DpWork, start: float, own: float, stage: int, micro_batch: int) -> tuple[float, float]:
-    """Begin and end of an action that has dp collectives beside it."""
+def _beside_dp(
+    rank: Rank, dp: DpWork, start: float, own: float, stage: int, micro_batch: int
+) -> tuple[float, float, float]:
+    """Begin and end of an action that has dp collectives beside it, and when the compute stream is free again."""
     bare = 1.0 - rank.dp_overlap
     begin, end = start, start + own
     if dp.gather:
-        gather_start = max(start, rank.dp_free)
-        rank.dp.add("gather", stage, micro_batch, gather_start, dp.gather)
+        # rank.free is still the end of the action before.
+        gather_start = max(rank.free, rank.dp_free)
         rank.dp_free = gather_start + dp.gather
-        begin = gather_start + dp.head if dp.head else start
-        end = max(begin + own + bare * (dp.gather - dp.head), rank.dp_free)
+        rank.dp.add("gather", stage, micro_batch, gather_start, dp.gather)
+        head = max(0.0, gather_start + dp.head - start) if dp.head else 0.0
+        left = min(dp.gather, max(0.0, rank.dp_free - start))
+        begin = start + head + bare * max(0.0, left - head)
+        end = max(begin + own, rank.dp_free)
+    free = end
     if dp.reduce:
-        end += bare * (dp.reduce - dp.tail)
-        rank.dp_free = max(max(begin, rank.dp_free) + dp.reduce, end + dp.tail)
+        free += bare * (dp.reduce - dp.tail)
+        rank.dp_free = max(max(begin, rank.dp_free) + dp.reduce, free + dp.tail)
         rank.dp.add("reduce", stage, micro_batch, rank.dp_free - dp.reduce, dp.reduce)
-    return begin, end
+    return begin, end, free
 
 
 def _update(rank: Rank) -> None:

@@ -243,6 +243,19 @@ def test_dp_longer_than_compute_sets_the_pace():
     assert score(plan) >= 120.0
 
 
+def test_a_gather_hides_in_the_warm_up_of_later_stages():
+    """Every rank gathers at once from the start: only the first rank, which has nothing to wait for, shows its gather."""
+    gathered = make_plan(4, 8, gather=0.5, gathers="once", dp_overlap=0.0)
+    line = simulate(gathered)
+    assert line.step_seconds == pytest.approx(score(make_plan(4, 8)) + 0.5)
+    assert line.seconds_by_part["dp"] == pytest.approx(0.5 / 4)
+
+
+def test_a_reduction_does_not_hold_up_the_gradient_that_is_sent_on():
+    """Four ranks reduce behind their last backward, side by side: the step grows by one reduction, not by four."""
+    assert score(make_plan(4, 8, reduce=0.5, dp_overlap=0.0)) == pytest.approx(score(make_plan(4, 8)) + 0.5)
+
+
 def test_a_reduction_hides_in_the_last_stages_bubble():
     """The last stage ends its backwards first: its reduction runs while the first stage still drains."""
     costs = {"reduces": "once", "dp_overlap": 1.0, "dp_exposed_seconds": 0.5}
