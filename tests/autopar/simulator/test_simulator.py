@@ -244,7 +244,7 @@ def test_dp_longer_than_compute_sets_the_pace():
 
 
 def test_a_gather_hides_in_the_warm_up_of_later_stages():
-    """Every rank gathers at once from the start: only the first rank, which has nothing to wait for, shows its gather."""
+    """All ranks gather from the start: only the first, which has nothing to wait for, shows it."""
     gathered = make_plan(4, 8, gather=0.5, gathers="once", dp_overlap=0.0)
     line = simulate(gathered)
     assert line.step_seconds == pytest.approx(score(make_plan(4, 8)) + 0.5)
