@@ -66,11 +66,11 @@ def seconds_by_part(done: Run) -> dict[str, float]:
 
 def _parts(rank: Rank, step_seconds: float) -> dict[str, float]:
     parts = dict.fromkeys(PARTS, 0.0)
-    for chunk, phases in enumerate(rank.tasks):
-        for backward, task in enumerate(phases):
-            times = sum(1 for action in rank.order if action.chunk == chunk and action.backward == bool(backward))
-            for part, seconds in task.parts.items():
-                parts[part] += times * seconds
+    # Every task runs once per micro-batch.
+    micro_batches = len(rank.order) // (2 * len(rank.tasks))
+    for task in (task for phases in rank.tasks for task in phases):
+        for part, seconds in task.parts.items():
+            parts[part] += micro_batches * seconds
     parts["pp"] += rank.pp_seconds
     parts["dp"] += rank.dp_seconds
     parts["optimizer"] += rank.optimizer_seconds
