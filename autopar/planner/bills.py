@@ -14,7 +14,7 @@ from typing import Literal
 from autopar.planner.columns import Column
 from autopar.planner.request import Request
 from autopar.planner.space import Configuration
-from cost_models.collectives import collective_seconds
+from cost_models.collectives import Kind, collective_seconds
 from cost_models.compute import element_bytes, pointwise_seconds
 from cost_models.memory import (
     RESERVE_FRACTION,
@@ -34,6 +34,8 @@ WORKSPACE_BYTES = 64 * 2**20
 """Matmul workspace (cuBLAS keeps 32 MiB a handle on Hopper) and kernels' scratch."""
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
+Known = dict[tuple[object, ...], float]
+"""Prices already asked for: configurations of one search share most of theirs."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,16 @@ class Bills:
     """Prices ranks of one configuration."""
 
     def __init__(
-        self, configuration: Configuration, request: Request, topology: Topology, chip: Chip, capacity: float
+        self,
+        configuration: Configuration,
+        request: Request,
+        topology: Topology,
+        chip: Chip,
+        capacity: float,
+        known: Known,
     ) -> None:
         self.c, self.request, self.topology, self.chip = configuration, request, topology, chip
-        self.capacity = capacity
+        self.capacity, self.known = capacity, known
         self.overlap = overlap_fraction("dp")
 
     def in_flight(self, stage: int) -> tuple[int, ...]:
@@ -118,11 +126,11 @@ class Bills:
     def optimizer_seconds(self, parameters: float) -> float:
         """One update of the rank's share."""
         share = parameters / (self.c.dp if self.c.zero >= 1 else 1)
-        return float(
-            pointwise_seconds(
-                self.chip, optimizer_traffic_bytes(share, self.request.optimizer, self.request.dtype), "optimizer"
-            )
-        )
+        key = ("optimizer", share)
+        if key not in self.known:
+            moved = optimizer_traffic_bytes(share, self.request.optimizer, self.request.dtype)
+            self.known[key] = float(pointwise_seconds(self.chip, moved, "optimizer"))
+        return self.known[key]
 
     def data_parallel(self, parameters: float, unit: float) -> DataParallel:
         """Gathers and reductions of a rank that holds `parameters` elements in units of about `unit`."""
@@ -140,16 +148,21 @@ class Bills:
             gather, reduce, gathers, "once" if late else "each_backward", (gather + reduce) * min(share, 1.0)
         )
 
-    def _dp_seconds(self, kind: Literal["all_gather", "reduce_scatter", "all_reduce"], bytes_: float) -> float:
-        group = self.topology.strided(self.c.dp, self.c.tp)
-        return float(collective_seconds(kind, bytes_, group, self.chip))
+    def _dp_seconds(self, kind: Kind, bytes_: float) -> float:
+        return self._collective(kind, bytes_, self.c.dp, self.c.tp)
+
+    def _collective(self, kind: Kind, bytes_: float, size: int, stride: int) -> float:
+        key = (kind, bytes_, size, stride)
+        if key not in self.known:
+            group = self.topology.strided(size, stride)
+            self.known[key] = float(collective_seconds(kind, bytes_, group, self.chip))
+        return self.known[key]
 
     def send_seconds(self, bytes_: float) -> float:
         """A hidden state to the next stage."""
         if self.c.pp == 1:
             return 0.0
-        group = self.topology.strided(2, self.c.dp * self.c.tp)
-        return float(collective_seconds("send", bytes_, group, self.chip))
+        return self._collective("send", bytes_, 2, self.c.dp * self.c.tp)
 
     def per_micro_batch(self, forward: float, backward: float, dp: DataParallel) -> float:
         """Seconds of one forward and one backward, with what of the collectives in each does not hide behind it."""

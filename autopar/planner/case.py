@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import product
 
 from autopar.documents.graph import Graph
-from autopar.planner.bills import Bills, Holding, holding
+from autopar.planner.bills import Bills, Holding, Known, holding
 from autopar.planner.columns import Column, Menu, best_mix, column, layers_of
 from autopar.planner.pricelist import PriceList
 from autopar.planner.request import Request
@@ -27,6 +27,19 @@ class Shortfall:
     term: str
 
 
+@dataclass(frozen=True)
+class Totals:
+    """Seconds per micro-batch of every layer with its ends, and parameters of all."""
+
+    works: tuple[float, ...]
+    parameters: float
+
+    @cached_property
+    def work(self) -> float:
+        """Of all layers."""
+        return sum(self.works)
+
+
 class Model:
     """What all configurations of a search share."""
 
@@ -36,8 +49,10 @@ class Model:
         self.prices = PriceList(graph, topology, chip, request)
         self.modes = self._modes()
         self._columns: dict[tuple[str, int, bool, int], Column] = {}
+        self._totals: dict[tuple[int, bool, int], Totals] = {}
+        self.known: Known = {}
 
-    @property
+    @cached_property
     def is_equal(self) -> bool:
         """Whether all blocks are of one class, with ends only at the two ends."""
         classes = {layer.block_class for layer in self.layers}
@@ -59,13 +74,25 @@ class Model:
             self._columns[key] = column(price, ("none",) if is_end else self.modes)
         return self._columns[key]
 
+    def totals(self, c: Configuration) -> Totals:
+        """Sums over all layers without recompute beyond what every entry of the menu costs."""
+        key = (c.tp, c.sp, c.micro_batch)
+        if key not in self._totals:
+            work, held = [], []
+            for layer in self.layers:
+                columns = [self.column(name, c) for name in (layer.block_class, *layer.before, *layer.after)]
+                work.append(sum(item.forward + item.backward + float(item.menu.seconds.min()) for item in columns))
+                held.append(sum(item.price.parameter_elements for item in columns))
+            self._totals[key] = Totals(tuple(work), sum(held))
+        return self._totals[key]
+
 
 class Case:
     """A configuration of a model."""
 
     def __init__(self, model: Model, configuration: Configuration) -> None:
         self.model, self.c = model, configuration
-        self.bills = Bills(configuration, model.request, model.topology, model.chip, model.capacity)
+        self.bills = Bills(configuration, model.request, model.topology, model.chip, model.capacity, model.known)
         self._choices: dict[object, StageChoice | None] = {}
 
     @cached_property
@@ -81,47 +108,49 @@ class Case:
     # Bounds.
 
     @cached_property
-    def totals(self) -> tuple[float, float, float]:
-        """Work of all blocks and ends without recompute, parameters, and the slowest single layer's work."""
-        work = parameters = slowest = 0.0
-        cache: dict[tuple[str, tuple[str, ...], tuple[str, ...]], tuple[float, float]] = {}
-        for layer in self.model.layers:
-            key = (layer.block_class, layer.before, layer.after)
-            if key not in cache:
-                columns = [self.column(name) for name in (layer.block_class, *layer.before, *layer.after)]
-                cache[key] = (
-                    sum(item.forward + item.backward + item.menu.seconds.min() for item in columns),
-                    sum(item.price.parameter_elements for item in columns),
-                )
-            own, held = cache[key]
-            work, parameters, slowest = work + own, parameters + held, max(slowest, own)
-        return work, parameters, slowest
+    def totals(self) -> Totals:
+        """Sums over the model."""
+        return self.model.totals(self.c)
 
     @cached_property
     def bound_seconds(self) -> float:
-        """No assignment of blocks to stages takes less: perfect balance, cheapest recompute, collectives as hidden as they can be."""
+        """No split takes less: whole blocks as even as can be, cheapest recompute, collectives hidden as far as possible."""
         c, bills = self.c, self.bills
-        work, parameters, slowest = self.totals
-        each = parameters / c.pp
+        each = self.totals.parameters / c.pp
         dp = bills.data_parallel(each, 0.0)
         hidden = 1 - bills.overlap
-        per_action = (2 * dp.gather if dp.gathers == "each_action" else 0.0) + (
-            dp.reduce if dp.reduces == "each_backward" else 0.0
-        )
+        per_action = 2 * dp.gather if dp.gathers == "each_action" else 0.0
+        per_action += dp.reduce if dp.reduces == "each_backward" else 0.0
         per_step = (dp.gather if dp.gathers == "once" else 0.0) + (dp.reduce if dp.reduces == "once" else 0.0)
-        average = work / c.pp + per_action * hidden
         once = bills.optimizer_seconds(each) + per_step * hidden
         v = c.virtual_stages
-        most = max(average, slowest if c.pp > 1 else 0.0)
+        average = self.totals.work / c.pp + per_action * hidden
+        most = max(average, self._evenest())
         return (
             (c.micro_batches - 1 / v) * most + average * c.pp / v + once + 2 * (c.pp - 1) * self.pipeline.send_seconds
         )
 
+    def _evenest(self) -> float:
+        """The least that the busiest stage can have: blocks are whole, and come in multiples of the chunks."""
+        works, p, v = self.totals.works, self.c.pp, self.c.virtual_stages
+        if p == 1 or not self.model.is_equal or len(works) < 3:
+            return 0.0 if p == 1 else max(works)
+        unit = works[1] * v
+        first, last = works[0] - works[1], works[-1] - works[1]
+        groups = len(works) // v
+        # The busiest stage is one of these sums: the smallest under which all blocks find room.
+        for most in sorted(end + count * unit for end in {first, last, 0.0} for count in range(1, groups + 1)):
+            limit = most * (1 + 1e-12)
+            if limit >= unit + max(first, last, 0.0):
+                room = (limit - first) // unit + (limit - last) // unit + (p - 2) * (limit // unit)
+                if room * v >= len(works):
+                    return most
+        return self.totals.work / p
+
     @cached_property
     def surely_too_large(self) -> float:
         """Bytes by which an average stage's states alone exceed what may be allocated (negative: they fit)."""
-        _, parameters, _ = self.totals
-        held = sum(self.bills.states(Holding(parameters / self.c.pp, 0.0, 0.0, 0.0)).values())
+        held = sum(self.bills.states(Holding(self.totals.parameters / self.c.pp, 0.0, 0.0, 0.0)).values())
         return held - self.bills.allocatable
 
     # Stages.
@@ -129,7 +158,7 @@ class Case:
     def solve(self, limit: float) -> Answer | None:
         """The best stages if their step stays below `limit`; None where nothing fits or can win."""
         blocks = len(self.model.layers)
-        most = self.pipeline.most_work(limit, self.totals[0])
+        most = self.pipeline.most_work(limit, self.totals.work)
         if self.model.is_equal:
             return solve_equal(self.pipeline, blocks, self.equal_choice, most, self.c.virtual_stages)
         if self.c.virtual_stages > 1:
