@@ -73,8 +73,10 @@ def build_on_meta(source: Source) -> nn.Module:
     if next(model.parameters(), None) is None:
         raise CaptureError(f"{source.spec}: the model has no parameters: nothing to train")
     model = model.to("meta")
-    if hasattr(model, "gradient_checkpointing_disable") and getattr(model, "is_gradient_checkpointing", False):
-        model.gradient_checkpointing_disable()
+    for module in model.modules():
+        # Recompute is the planner's to choose; this is the switch that Hugging Face models have.
+        if getattr(module, "gradient_checkpointing", None) is True:
+            module.gradient_checkpointing = False
     return model.train()
 
 

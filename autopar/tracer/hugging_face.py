@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +34,35 @@ def open_config(path: Path, seq_len: int | None) -> Source:
         import transformers
     except ImportError:
         raise CaptureError(f"{path}: needs the transformers library: pip install 'autopar[hf]'") from None
-    config = _config(transformers, data, path)
-    model_class = _model_class(transformers, data, config, path)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    longest = next((n for key in _LENGTH_KEYS if isinstance(n := getattr(text, key, None), int)), LONGEST_DEFAULT)
+    transformers.logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        # Notices about fields of old config files: nobody who reads a plan can act on them.
+        warnings.simplefilter("ignore")
+        config = _config(transformers, data, path)
+        model_class = _model_class(transformers, data, config, path)
 
     def build() -> nn.Module:
-        return model_class(config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return model_class._from_config(config, dtype=torch.get_default_dtype())
 
     def inputs(batch: int, seq: int) -> dict[str, Any]:
         return _inputs(model_class, config, batch, seq)
 
-    return Source(str(path), build, inputs, None, seq_len or min(longest, LONGEST_DEFAULT))
+    return Source(str(path), build, inputs, None, seq_len or min(_longest(model_class, config), LONGEST_DEFAULT))
 
 
-_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
+_LENGTH_KEYS = ("max_target_positions", "max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len",
+                "n_ctx")  # fmt: skip
+
+
+def _longest(model_class: Any, config: Any) -> int:
+    """The longest sequence a configuration allows; of an image model its patches."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    image, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
+    if getattr(model_class, "main_input_name", "") == "pixel_values" and isinstance(image, int) and isinstance(patch, int):
+        return (image // patch) ** 2
+    return next((n for key in _LENGTH_KEYS if isinstance(n := getattr(text, key, None), int)), LONGEST_DEFAULT)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -77,8 +92,9 @@ def _config(transformers: Any, data: dict[str, Any], path: Path) -> Any:
     values = {key: value for key, value in data.items() if key not in ("model_type", "torch_dtype", "dtype")}
     with user_code(str(path), "reading the configuration"):
         config = config_class(**values)
-    config.use_cache = False
-    config._attn_implementation = "sdpa"
+    for part in (config, getattr(config, "text_config", None), getattr(config, "decoder", None)):
+        if hasattr(part, "use_cache"):
+            part.use_cache = False
     return config
 
 

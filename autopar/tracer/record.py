@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autopar.tracer.recording import ModuleCall, OperatorRecord, Recording, Ref, TensorRecord
-from autopar.tracer.routing import DeviceKernels
+from autopar.tracer.routing import DeviceKernels, no_checkpointing
 from autopar.tracer.shadow import NoValue, Shadows
 
 Key = tuple[Any, ...]
@@ -214,6 +214,7 @@ def recording_of(
     with ExitStack() as stack:
         stack.enter_context(torch.device("meta"))
         stack.enter_context(DeviceKernels())
+        stack.enter_context(no_checkpointing())
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda tensor: tensor))
         for module in recorder.names:
             enter = module.register_forward_pre_hook(recorder.enter, with_kwargs=True)

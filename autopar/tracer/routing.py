@@ -7,11 +7,14 @@ is one, and keeps its input and one factor per row. Dropout keeps a mask of the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 
 
 @torch.library.custom_op("autopar::attention", mutates_args=())
@@ -107,6 +110,28 @@ def _differentiate_norm(ctx: Any, grad: torch.Tensor, _factor: Any) -> Any:
 
 
 rms_norm.register_autograd(_differentiate_norm, setup_context=_keep_norm)
+
+
+@contextmanager
+def no_checkpointing() -> Iterator[None]:
+    """Within the block `torch.utils.checkpoint` keeps everything: what to recompute is the planner's choice."""
+    before = (checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator)
+    checkpoint.CheckpointFunction = _RunsPlainly
+    checkpoint._checkpoint_without_reentrant_generator = _plainly
+    try:
+        yield
+    finally:
+        checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator = before
+
+
+class _RunsPlainly:
+    @staticmethod
+    def apply(function: Any, _preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _plainly(*_: Any, **__: Any) -> Iterator[None]:
+    yield
 
 
 class NoInitialValues(TorchFunctionMode):
