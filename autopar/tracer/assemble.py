@@ -71,7 +71,7 @@ def _chains(whole: Whole, lists: list[BlockList]) -> tuple[dict[str, BlockClass]
         runs = []
         for repeats in blocks.repeats:
             if repeats.digest not in names:
-                part = parts[blocks.modules[repeats.described_by]]
+                part = parts[blocks.modules[blocks.described_by(repeats.digest)]]
                 name = names[repeats.digest] = _class_name(blocks.name, len(names))
                 classes[name] = build_class(whole, part, name)
             runs.append(Run(block_class=names[repeats.digest], first=repeats.first, count=repeats.count))
