@@ -17,11 +17,20 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cost_models.tables import Array, Seconds, attention_fraction, gemm_fraction, plain, pointwise_fraction
+from cost_models.tables import (
+    Array,
+    Seconds,
+    attention_fraction,
+    effective_dim,
+    gemm_fraction,
+    plain,
+    pointwise_fraction,
+)
 from hardware_profiles.chip import Chip, normal_dtype
 
 Layout = Literal["forward", "dgrad", "wgrad", "any"]
 Kernels = Literal["eager", "compiled", "fused"]
+AttentionKernel = Literal["flash", "cudnn", "explicit"]
 Phase = Literal["forward", "backward"]
 
 BYTES_PER_ELEMENT = {
@@ -34,6 +43,8 @@ BYTES_PER_ELEMENT = {
     "int8": 1.0,
     "nvfp4": 0.5,
 }
+ATTENTION_KERNEL: dict[str, AttentionKernel] = {"eager": "flash", "compiled": "flash", "fused": "cudnn"}
+"""The attention kernel that comes with a choice of kernels; a chip without tables of cudnn uses those of flash."""
 HOST_FACTOR: dict[str, float] = {"eager": 1.0, "compiled": 0.5, "fused": 0.35}
 """Host time per launched kernel relative to eager: compiled code skips dispatch and autograd; 0.35 was identified from
 Megatron-Core against eager Megatron of 2020-21."""
@@ -70,7 +81,7 @@ def gemm_seconds(
     m, n, k, batch = (np.asarray(value, dtype=np.float64) for value in (m, n, k, batch))
     flops = 2.0 * m * n * k * batch
     rate = chip.peak_flops(dtype) * _at_most_peak(
-        gemm_fraction(chip, np.minimum(np.minimum(m, n), k), dtype, layout, grouped) * chip.efficiency.sustained
+        gemm_fraction(chip, effective_dim(m, n, k), dtype, layout, grouped) * chip.efficiency.sustained
     )
     width = element_bytes(dtype)
     bytes_ = batch * width * (m * k + k * n + m * n)
@@ -87,7 +98,7 @@ def attention_seconds(
     head_dim: ArrayLike,
     causal: bool,
     dtype: str,
-    kernel: Literal["flash", "explicit"] = "flash",
+    kernel: AttentionKernel = "flash",
 ) -> Seconds:
     """Seconds of one fused attention call that executes `flops` (causal skips already taken out) and moves `bytes_`.
 
@@ -97,7 +108,7 @@ def attention_seconds(
     if kernel == "explicit":
         fraction = gemm_fraction(chip, np.minimum(np.asarray(seq, dtype=np.float64), head_dim), dtype, "any")
     else:
-        fraction = attention_fraction(chip, seq, head_dim, phase, causal)
+        fraction = attention_fraction(chip, seq, head_dim, phase, causal, kernel)
     rate = chip.peak_flops(dtype) * _at_most_peak(fraction * chip.efficiency.sustained)
     return _roofline(chip, np.asarray(flops, dtype=np.float64), rate, np.asarray(bytes_, dtype=np.float64))
 
