@@ -27,6 +27,9 @@ from hardware_profiles.cluster import Curve, Group
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
 BUS_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 
+SAME_LINK = 0.05
+"""Relative difference in bandwidth up to which a measured link counts as the group's own."""
+
 
 def bus_factor(kind: Kind, ranks: int) -> float:
     """Bytes that cross the slowest link per byte of the full buffer: 2(n-1)/n, (n-1)/n, or 1 for a send
@@ -57,7 +60,7 @@ def collective_seconds(kind: Kind, bytes_: ArrayLike, group: Group, chip: Chip) 
     elif group.intra_kind == "shared_memory":
         seconds = _shared_memory(kind, size, group)
     else:
-        seconds = _modelled(kind, size, group, chip)
+        seconds = _modelled(kind, size, group, chip) * _correction(kind, size, group, chip)
     return plain(np.where(size > 0, seconds, 0.0))
 
 
@@ -75,6 +78,38 @@ def _measured(kind: str, group: Group, curves: Iterable[Curve]) -> Curve | None:
         if (curve.kind, curve.ranks, curve.nodes) == (kind, group.size, group.nodes):
             return curve
     return None
+
+
+def _correction(kind: Kind, size: Array, group: Group, chip: Chip) -> Array:
+    """Measured over modelled time on the chip's own links: 1 where nothing like this group was measured.
+
+    Rank counts between measured ones take the geometric mean, weighted in log2(ranks); beyond them the nearest.
+    """
+    curves = sorted(_chip_curves(kind, group, chip), key=lambda curve: curve.ranks)
+    if not curves:
+        return np.ones_like(size)
+    measured = np.log2([curve.ranks for curve in curves])
+    ratios = []
+    for curve in curves:
+        same = group.model_copy(update={"size": curve.ranks, "ranks_per_node": curve.ranks})
+        ratios.append(np.log(curve_seconds(curve, size) / _modelled(kind, size, same, chip)))
+    where = float(np.clip(np.log2(group.size), measured[0], measured[-1]))
+    upper = int(np.searchsorted(measured, where))
+    lower = max(upper - 1, 0)
+    weight = 1.0 if upper == lower else (where - measured[lower]) / (measured[upper] - measured[lower])
+    return np.asarray(np.exp(ratios[lower] * (1 - weight) + ratios[upper] * weight), dtype=np.float64)
+
+
+def _chip_curves(kind: Kind, group: Group, chip: Chip) -> list[Curve]:
+    if group.nodes > 1 or group.intra_kind != "nvswitch":
+        return []
+    speed = group.intra_bytes_per_second / 1e9
+    return [
+        curve
+        for link in chip.efficiency.links
+        for curve in link.curves
+        if curve.kind == kind and abs(link.gigabytes_per_second / speed - 1) < SAME_LINK
+    ]
 
 
 def _modelled(kind: Kind, size: Array, group: Group, chip: Chip) -> Array:

@@ -1,13 +1,14 @@
 """Operators -> seconds on the device.
 
     matrix multiply   t = launch + max(flops / (peak * fraction(min(m, n, k)) * sustained), bytes / (bandwidth * copy))
-    fused attention   t = launch + max(flops / (peak * fraction(seq) * sustained), bytes / (bandwidth * copy))
+    fused attention   t = launch + max(flops / (peak * fraction(seq)), bytes / (bandwidth * copy))
     pointwise         t = launch + bytes / (bandwidth * fraction(class))
     host              t = operators * host_us * factor(kernels)
 
 The roofline is Williams et al. 2009 (doi 10.1145/1498765.1498785); fractions are measured (`cost_models.tables`).
-`sustained` is the long-run over the microbenchmark rate under the power limit. Fractions never exceed 1, so no operator
-runs above the hardware's peak. Every argument that is a size may be a numpy array; they broadcast.
+`sustained` is the long-run over the microbenchmark rate under the power limit, which fused attention does not reach.
+Fractions never exceed 1, so no operator runs above the hardware's peak. Every argument that is a size may be a numpy
+array; they broadcast.
 """
 
 from __future__ import annotations
@@ -17,11 +18,20 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cost_models.tables import Array, Seconds, attention_fraction, gemm_fraction, plain, pointwise_fraction
+from cost_models.tables import (
+    Array,
+    Seconds,
+    attention_fraction,
+    effective_dim,
+    gemm_fraction,
+    plain,
+    pointwise_fraction,
+)
 from hardware_profiles.chip import Chip, normal_dtype
 
 Layout = Literal["forward", "dgrad", "wgrad", "any"]
 Kernels = Literal["eager", "compiled", "fused"]
+AttentionKernel = Literal["flash", "cudnn", "explicit"]
 Phase = Literal["forward", "backward"]
 
 BYTES_PER_ELEMENT = {
@@ -34,6 +44,8 @@ BYTES_PER_ELEMENT = {
     "int8": 1.0,
     "nvfp4": 0.5,
 }
+ATTENTION_KERNEL: dict[str, AttentionKernel] = {"eager": "flash", "compiled": "flash", "fused": "cudnn"}
+"""The attention kernel that comes with a choice of kernels; a chip without tables of cudnn uses those of flash."""
 HOST_FACTOR: dict[str, float] = {"eager": 1.0, "compiled": 0.5, "fused": 0.35}
 """Host time per launched kernel relative to eager: compiled code skips dispatch and autograd; 0.35 was identified from
 Megatron-Core against eager Megatron of 2020-21."""
@@ -70,7 +82,7 @@ def gemm_seconds(
     m, n, k, batch = (np.asarray(value, dtype=np.float64) for value in (m, n, k, batch))
     flops = 2.0 * m * n * k * batch
     rate = chip.peak_flops(dtype) * _at_most_peak(
-        gemm_fraction(chip, np.minimum(np.minimum(m, n), k), dtype, layout, grouped) * chip.efficiency.sustained
+        gemm_fraction(chip, effective_dim(m, n, k), dtype, layout, grouped) * chip.efficiency.sustained
     )
     width = element_bytes(dtype)
     bytes_ = batch * width * (m * k + k * n + m * n)
@@ -87,7 +99,7 @@ def attention_seconds(
     head_dim: ArrayLike,
     causal: bool,
     dtype: str,
-    kernel: Literal["flash", "explicit"] = "flash",
+    kernel: AttentionKernel = "flash",
 ) -> Seconds:
     """Seconds of one fused attention call that executes `flops` (causal skips already taken out) and moves `bytes_`.
 
@@ -97,8 +109,8 @@ def attention_seconds(
     if kernel == "explicit":
         fraction = gemm_fraction(chip, np.minimum(np.asarray(seq, dtype=np.float64), head_dim), dtype, "any")
     else:
-        fraction = attention_fraction(chip, seq, head_dim, phase, causal)
-    rate = chip.peak_flops(dtype) * _at_most_peak(fraction * chip.efficiency.sustained)
+        fraction = attention_fraction(chip, seq, head_dim, phase, causal, kernel)
+    rate = chip.peak_flops(dtype) * _at_most_peak(fraction)
     return _roofline(chip, np.asarray(flops, dtype=np.float64), rate, np.asarray(bytes_, dtype=np.float64))
 
 

@@ -51,6 +51,8 @@ GENERIC_POINTWISE = {
     "optimizer": 0.75,
 }
 """Fraction of memory bandwidth by operator class; STREAM-like copies reach 0.85-0.92, reductions less."""
+MEAN_WEIGHT = 0.25
+"""How far the geometric mean counts beside the smallest dim: among equal smallest dims larger products run faster."""
 HEAD_DIM_FRACTION = ((32.0, 0.55), (64.0, 0.80), (128.0, 1.0), (256.0, 1.05))
 """FlashAttention's rate by head dim, relative to 128 (same papers)."""
 
@@ -70,6 +72,13 @@ def interpolate_log(x: ArrayLike, points: Sequence[float], values: Sequence[floa
     return np.asarray(np.exp2(interpolate(x, points, [float(v) for v in np.log2(values)])), dtype=np.float64)
 
 
+def effective_dim(m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Array:
+    """The dim by which GEMM tables are read: the smallest of m, n, k, drawn towards their geometric mean."""
+    m, n, k = (np.asarray(value, dtype=np.float64) for value in (m, n, k))
+    smallest = np.minimum(np.minimum(m, n), k)
+    return np.asarray(smallest ** (1 - MEAN_WEIGHT) * np.cbrt(m * n * k) ** MEAN_WEIGHT, dtype=np.float64)
+
+
 def gemm_fraction(chip: Chip, min_dim: ArrayLike, dtype: str, layout: str, grouped: bool = False) -> Array:
     """Fraction of the dense peak that a GEMM reaches whose smallest of m, n, k is `min_dim`."""
     tables = (chip.efficiency.grouped_gemm if grouped else ()) or chip.efficiency.gemm or (GENERIC_GEMM,)
@@ -84,13 +93,15 @@ def _closeness(table: GemmTable, dtype: str, layout: str) -> tuple[int, int]:
     return by_layout, 2 if same_dtype else int(table.dtype == "bf16")
 
 
-def attention_fraction(chip: Chip, seq: ArrayLike, head_dim: ArrayLike, phase: str, causal: bool) -> Array:
+def attention_fraction(
+    chip: Chip, seq: ArrayLike, head_dim: ArrayLike, phase: str, causal: bool, kernel: str = "flash"
+) -> Array:
     """Fraction of the dense peak that a fused attention kernel reaches; flops counted as executed (causal: half)."""
-    tables = [table for table in chip.efficiency.attention if table.kernel == "flash" and table.phase == phase]
+    tables = [table for table in chip.efficiency.attention if table.kernel != "explicit" and table.phase == phase]
     width = float(np.median(np.asarray(head_dim)))
     table = min(
         tables or [GENERIC_ATTENTION[phase]],
-        key=lambda item: (item.causal != causal, abs(np.log2(item.head_dim / width))),
+        key=lambda item: (item.kernel != kernel, item.causal != causal, abs(np.log2(item.head_dim / width))),
     )
     widths, factors = zip(*HEAD_DIM_FRACTION, strict=True)
     scale = interpolate(head_dim, widths, factors) / interpolate(table.head_dim, widths, factors)
