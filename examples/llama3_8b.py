@@ -12,8 +12,8 @@ def build_model():
 
 
 def example_inputs(batch, seq):
-    tokens = torch.randint(0, CONFIG.vocabulary, (batch, seq))
-    return tokens, tokens.roll(-1, dims=1)
+    tokens = torch.randint(0, CONFIG.vocabulary, (batch, seq + 1))
+    return tokens[:, :-1], tokens[:, 1:]
 
 
 def loss(output, tokens, labels):

@@ -13,10 +13,11 @@ from torch import nn
 from autopar.documents.graph import Graph
 from autopar.errors import CaptureError
 from autopar.tracer.assemble import assemble
-from autopar.tracer.blocks import BlockList, find_block_lists, only_two_run
+from autopar.tracer.blocks import BlockList, find_block_lists, only_two_run, stood_in
 from autopar.tracer.indices import analyse
 from autopar.tracer.record import Recorder, recording_of
 from autopar.tracer.recording import Recording
+from autopar.tracer.routing import NoInitialValues
 from autopar.tracer.sources import Source, open_source, source_line, user_code
 
 DTYPES = {
@@ -56,7 +57,7 @@ def build_on_meta(source: Source) -> nn.Module:
     """The model on the meta device, in training mode, its own gradient checkpointing off."""
     way_out = "; build_model must not read values of its tensors, or must be small enough to build on the CPU"
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), NoInitialValues():
             model = source.build()
     except (NotImplementedError, RuntimeError) as error:
         if "meta" not in str(error).lower():
@@ -72,8 +73,10 @@ def build_on_meta(source: Source) -> nn.Module:
     if next(model.parameters(), None) is None:
         raise CaptureError(f"{source.spec}: the model has no parameters: nothing to train")
     model = model.to("meta")
-    if hasattr(model, "gradient_checkpointing_disable") and getattr(model, "is_gradient_checkpointing", False):
-        model.gradient_checkpointing_disable()
+    for module in model.modules():
+        # Recompute is the planner's to choose; this is the switch that Hugging Face models have.
+        if getattr(module, "gradient_checkpointing", None) is True:
+            module.gradient_checkpointing = False
     return model.train()
 
 
@@ -82,7 +85,8 @@ def _record(source: Source, model: nn.Module, lists: list[BlockList], batch: int
         args, kwargs = source.batch(batch, seq)
     recorder: Recorder | None = None
     try:
-        with only_two_run(model, lists), recording_of(model) as recorder:
+        recording = recording_of(model, stood_in(lists), (args, kwargs), lambda: _real_batch(source, batch, seq))
+        with only_two_run(model, lists), recording as recorder:
             output = model(*args, **kwargs)
             source.loss_of(output, args, kwargs).backward()
     except CaptureError:
@@ -94,18 +98,26 @@ def _record(source: Source, model: nn.Module, lists: list[BlockList], batch: int
     return recorder.recording
 
 
+def _real_batch(source: Source, batch: int, seq: int) -> Any:
+    """The inputs with values, for models that look at them."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(0)
+        return source.batch(batch, seq)
+
+
 def _failure(source: Source, model: nn.Module, recorder: Recorder | None, error: Exception) -> str:
     text = " ".join(str(error).split())[:300]
     if isinstance(error, TypeError) and "forward()" in text:
         return f"{source.spec}: example_inputs do not fit the model: {text}{source_line(error)}"
     module = recorder.current_module if recorder else ""
-    last = recorder.recording.operators[-1].name if recorder and recorder.recording.operators else "none"
-    kind = type(model.get_submodule(module)).__name__ if module else type(model).__name__
+    kind = type(model.get_submodule(module)).__name__
+    where = f"module '{module}' ({kind})" if module else f"the model itself ({kind})"
+    operator = recorder.running if recorder else "none"
     return (
-        f"{source.spec}: the training step cannot run on meta tensors: in module '{module or 'the model itself'}' ({kind}), "
-        f"after operator {last}{source_line(error)}: {type(error).__name__}: {text}. Values that depend on data (.item(), .numpy(), "
-        "a custom kernel without a meta version) are the usual cause: give the kernel a fake implementation "
-        "(torch.library.register_fake), or a build_model() without it"
+        f"{source.spec}: the training step cannot run on meta tensors: in {where}, operator {operator}"
+        f"{source_line(error)}: {type(error).__name__}: {text}. If values of activations decide what runs (.item(), "
+        ".numpy(), a mask that selects), write it without them; if an operator has no meta kernel, give it one "
+        "(torch.library.register_fake); or leave it out in a build_model() made for planning"
     )
 
 

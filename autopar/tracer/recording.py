@@ -50,7 +50,7 @@ class OperatorRecord:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     forward: int | None = None
-    """For a backward operator, the forward operator whose autograd node ran it (the last one of that node)."""
+    """For a backward operator, the forward operator whose autograd node ran it (the first one of that node)."""
 
 
 @dataclass
@@ -71,3 +71,7 @@ class Recording:
     tensors: dict[int, TensorRecord] = field(default_factory=dict)
     operators: list[OperatorRecord] = field(default_factory=list)
     calls: list[ModuleCall] = field(default_factory=list)
+    gradients: dict[int, int] = field(default_factory=dict)
+    """Parameter tensor -> the tensor that ended as its gradient: equal shapes, equal indices."""
+    assumed: list[tuple[str, str]] = field(default_factory=list)
+    """(module, what was assumed about a value that meta tensors do not have)."""

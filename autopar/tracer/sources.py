@@ -1,6 +1,7 @@
 """Where a model comes from: model.py, model.py:factory, package.module:factory, a Hugging Face config.json or its folder.
 
-Every source gives a `Source`: how to build the model, how to make a batch, and the loss of its output. Only the user's own file is executed.
+Every source gives a `Source`: how to build the model, how to make a batch, and the loss of its output. Only the user's
+own file is executed.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Source:
             value = value[0] if isinstance(value, tuple) else value
             if not isinstance(value, torch.Tensor) or value.numel() != 1:
                 raise CaptureError(f"{self.spec}: loss() returned {_kind(value)}, expected one number as a tensor")
-            return value.sum()
+            return value.reshape(()) if value.dim() else value
         own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         if own is not None:
             return own
