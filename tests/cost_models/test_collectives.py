@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
-from cost_machines import chip, node_group, spread_group
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_models.collectives import bus_factor, collective_seconds
 from hardware_profiles.cluster import Curve, Group
 from hardware_profiles.profile import load_chip
+from tests.cost_models.machines import chip, node_group, spread_group
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 sizes = st.floats(1, 1e11)

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from cost_machines import chip
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from cost_models.compute import (
 from cost_models.tables import GENERIC_POINTWISE
 from hardware_profiles.chip import Efficiency, GemmTable
 from hardware_profiles.profile import load_chip
+from tests.cost_models.machines import chip
 
 dims = st.integers(min_value=1, max_value=32768)
 

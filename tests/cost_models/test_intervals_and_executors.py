@@ -1,5 +1,4 @@
 import pytest
-from cost_machines import chip
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +8,7 @@ from cost_models.overlap import overlap_fraction, slowed_seconds
 from cost_models.uncertainty import GROUPS, interval
 from hardware_profiles.chip import OverlapSlowdown
 from hardware_profiles.errors import ProfileError
+from tests.cost_models.machines import chip
 
 
 @given(st.dictionaries(st.sampled_from(sorted(GROUPS)), st.floats(1e-6, 1e3), min_size=1))

@@ -1,5 +1,4 @@
 import pytest
-from cost_machines import chip, node_group
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from cost_models.memory import (
 from hardware_profiles.chip import CommunicatorMemory
 from hardware_profiles.cluster import Group
 from hardware_profiles.errors import ProfileError
+from tests.cost_models.machines import chip, node_group
 
 
 def per_parameter(zero, shards, executor, dtype="bf16", optimizer="adamw", **more):
