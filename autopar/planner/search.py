@@ -17,7 +17,7 @@ from autopar.documents.graph import Graph
 from autopar.documents.plan import Certificate, Plan
 from autopar.errors import NoPlanFits, RequestError
 from autopar.planner.assemble import assemble
-from autopar.planner.case import Case, Model
+from autopar.planner.case import Case, Model, Shortfall
 from autopar.planner.request import Request
 from autopar.planner.solver import solver_name
 from autopar.planner.space import Configuration, configurations
@@ -26,6 +26,7 @@ from hardware_profiles.chip import GIB
 from hardware_profiles.cluster import Cluster, Nics
 from hardware_profiles.topology import Topology
 
+SECONDS_PER_WAY_OUT = 5.0
 ALTERNATIVES = 4
 """Near plans kept beside the best: the best of each other mesh."""
 
@@ -175,7 +176,7 @@ def explain_no_fit(graph: Graph, cluster: Cluster, request: Request, cases: list
     """The smallest excess over all configurations, its stage and term, and one way out that was verified to fit."""
     if found.interrupted:
         return f"no plan was found within the {found.interrupted}; give it more time"
-    least = min((case.shortfall() for case in cases), key=lambda item: item.excess_bytes)
+    least = smallest_shortfall(cases)
     name = graph.model.spec
     where = f"stage {least.stage} lacks {max(least.excess_bytes, 0) / GIB:.2f} GiB, most of it held by {least.term}"
     tried = f"{len(cases)} configurations on {request.devices or cluster.devices} devices of {cluster.name}"
@@ -183,12 +184,25 @@ def explain_no_fit(graph: Graph, cluster: Cluster, request: Request, cases: list
     return f"{name} does not fit: at best (of {tried}) {where}. {way}"
 
 
+def smallest_shortfall(cases: list[Case]) -> Shortfall:
+    """The least excess of all configurations; what states alone exceed bounds each from below, so few are worked out."""
+    least: Shortfall | None = None
+    for case in sorted(cases, key=lambda case: case.surely_too_large):
+        if least is not None and case.surely_too_large >= least.excess_bytes:
+            break
+        own = case.shortfall()
+        if least is None or own.excess_bytes < least.excess_bytes:
+            least = own
+    assert least is not None
+    return least
+
+
 def way_out(graph: Graph, cluster: Cluster, request: Request) -> str:
     """The first change of the request, cheapest first, under which a plan was found."""
     for said, changed, machine in _ways(cluster, request):
         try:
             model = open_model(graph, machine, changed)
-            if explore(all_cases(model), time.perf_counter() + 20).best is not None:
+            if explore(all_cases(model), time.perf_counter() + SECONDS_PER_WAY_OUT).best is not None:
                 return f"A way out that fits: {said}"
         except (RequestError, NoPlanFits):
             continue
