@@ -136,9 +136,7 @@ def _describe(block: nn.Module) -> Iterator[tuple[str, str, Any]]:
 
 def stood_in(lists: list[BlockList]) -> tuple[str, ...]:
     """Names of the blocks that are not run."""
-    return tuple(
-        module for blocks in lists for number, module in enumerate(blocks.modules) if not blocks.runs(number)
-    )
+    return tuple(module for blocks in lists for number, module in enumerate(blocks.modules) if not blocks.runs(number))
 
 
 @contextmanager
@@ -155,7 +153,7 @@ def only_two_run(model: nn.Module, lists: list[BlockList]) -> Iterator[None]:
             for block in blocks.stands_in(digest):
                 module = model.get_submodule(blocks.modules[block])
                 originals.append((module, module.__dict__.get("forward")))
-                module.forward = memory.answer  # type: ignore[method-assign]
+                module.forward = memory.answer
             if blocks.stands_in(digest):
                 second = model.get_submodule(blocks.modules[members[1]])
                 handles.append(second.register_forward_hook(memory.remember, with_kwargs=True))

@@ -142,7 +142,9 @@ def name_followers(
 def _length_notes(odd: set[int], unmatched: int) -> list[Note]:
     notes = []
     if odd:
-        message = f"sizes {sorted(odd)} follow neither batch nor sequence in proportion: capture again for other lengths"
+        message = (
+            f"sizes {sorted(odd)} follow neither batch nor sequence in proportion: capture again for other lengths"
+        )
         notes.append(Note(kind="unrolls_sequence", where="model", message=message))
     if unmatched:
         message = f"{unmatched} operators change with the sequence length: capture again for other lengths"
@@ -157,7 +159,7 @@ def _counterparts(first: Analysis, second: Analysis) -> tuple[dict[int, int], in
     if names[0] == names[1]:
         matches = [(number, number) for number in range(len(one))]
     else:
-        blocks = SequenceMatcher(None, *names, autojunk=False).get_matching_blocks()
+        blocks = SequenceMatcher(None, names[0], names[1], autojunk=False).get_matching_blocks()
         matches = [(block.a + step, block.b + step) for block in blocks for step in range(block.size)]
     pairs: dict[int, int] = {}
     for a, b in matches:

@@ -1,10 +1,12 @@
 """Where a model comes from: model.py, model.py:factory, package.module:factory, a Hugging Face config.json or its folder.
 
-Every source gives a `Source`: how to build the model, how to make a batch, and the loss of its output. Only the user's own file is executed.
+Every source gives a `Source`: how to build the model, how to make a batch, and the loss of its output. Only the user's
+own file is executed.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import sys
@@ -69,9 +71,8 @@ class Source:
 def open_source(spec: Any, example_inputs: Any = None, seq_len: int | None = None) -> Source:
     """The source a spec names; a module or factory comes with `example_inputs`. Raises CaptureError."""
     if isinstance(spec, nn.Module):
-        return Source(
-            type(spec).__name__, lambda: spec, _given_inputs(example_inputs), None, seq_len or LONGEST_DEFAULT
-        )
+        inputs, module = _given_inputs(example_inputs), spec
+        return Source(type(spec).__name__, lambda: meta_copy(module), inputs, None, seq_len or LONGEST_DEFAULT)
     if callable(spec):
         name = getattr(spec, "__name__", "factory")
         return Source(name, spec, _given_inputs(example_inputs), None, seq_len or LONGEST_DEFAULT)
@@ -86,6 +87,16 @@ def open_source(spec: Any, example_inputs: Any = None, seq_len: int | None = Non
 
         return open_cached(text, seq_len)
     return _from_module(text, seq_len)
+
+
+def meta_copy(model: nn.Module) -> nn.Module:
+    """A copy of a model on meta, the model itself untouched; fp32 tensors take the default dtype of the moment."""
+    known: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        dtype = torch.get_default_dtype() if tensor.dtype is torch.float32 else tensor.dtype
+        empty = torch.empty_like(tensor, device="meta", dtype=dtype)
+        known[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return copy.deepcopy(model, known)
 
 
 def _given_inputs(example_inputs: Any) -> Callable[[int, int], Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autopar.tracer.recording import Ref
 from autopar.tracer.rules.base import Context, Letter, Place, Role, Rule, rule
 
 
@@ -133,6 +134,7 @@ def attention(c: Context) -> Rule:
         "e": [(o, 3)],
     }.items():
         places[name] += more
+    _mask_places(c, places, c.arg(3))
     return _attention_rule(c, places, (q, k, v), (k, v), backward=False)
 
 
@@ -140,7 +142,7 @@ def attention(c: Context) -> Rule:
 def attention_backward(c: Context) -> Rule:
     """Five matmuls where forward has two: 2.5 times its executed FLOPs (Dao, arXiv 2307.08691); model FLOPs twice."""
     grad, q, k, v, o, lse = (c.tensor(number) for number in range(6))
-    dq, dk, dv = c.operator.writes
+    dq, dk, dv, *dmask = c.operator.writes
     places = _attention_letters(c, q, k, v)
     more = {
         "b": [(grad, 0), (o, 0), (lse, 0), (dq, 0), (dk, 0), (dv, 0)],
@@ -152,7 +154,19 @@ def attention_backward(c: Context) -> Rule:
     }
     for name, extra in more.items():
         places[name] += extra
+    _mask_places(c, places, c.arg(6), *dmask)
     return _attention_rule(c, places, (q, k, v), (k, v, dk, dv), backward=True)
+
+
+def _mask_places(c: Context, places: dict[str, list[Place]], mask: object, *gradient: int) -> None:
+    """A mask or bias is broadcast from the right against batch, heads, query and key positions."""
+    if not isinstance(mask, Ref):
+        return
+    for tensor in (mask.tensor, *gradient):
+        shape = c.shape(tensor)
+        for name, dim in zip("tshb", range(len(shape) - 1, -1, -1), strict=False):
+            if shape[dim] != 1:
+                places[name].append((tensor, dim))
 
 
 def _attention_rule(
