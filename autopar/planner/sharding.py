@@ -1,0 +1,396 @@
+"""L0: which index each operator of a block class divides over the tp axis.
+
+    minimise    sum over operators and options x[o, c] seconds(o, c)  +  sum over conversions y seconds(y)
+    such that   each operator takes one option;
+                every reader finds its tensor in the state its option needs: as produced, or as converted at a site
+                between producer and reader;
+                parameters are stored as their readers need them: matrices divided, vectors whole.
+
+An option of an operator is a parallel or summed local dim (a whole one where a composite divides it all the same), or to
+run whole, with whole gradients (R) or with a rank's own share of them (R*). The batch is not offered (that is dp), weights are
+never gathered (that is ZeRO), and a block's boundary has one state going in and coming out: whole, or divided along the sequence.
+Solved once per class, boundary and set of indices that a degree divides evenly: the answer is free of sizes. Where no
+division of that kind exists for an embedding or a head (a vocabulary that does not divide), its matrices may stay whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pulp
+
+from autopar.documents.graph import BlockClass, Graph, Operator
+from autopar.planner.sites import links
+from autopar.planner.solver import solve
+from autopar.pricing.division import (
+    FORWARD,
+    PARTIAL,
+    WHOLE,
+    WHOLE_PARTIAL_GRADIENT,
+    Boundary,
+    CompositeUse,
+    Division,
+    SiteConversion,
+    State,
+    divided_atom,
+    is_view,
+    position_state,
+)
+from autopar.pricing.work import kind_of, work_of
+
+FLOPS_PER_SECOND, BYTES_PER_SECOND, LINK_BYTES_PER_SECOND = 500e12, 2e12, 300e9
+"""A typical device: only ratios matter, and the answers are priced again on the real one."""
+CARRIED_OUT = ("vocab_parallel",)
+"""Composites that the runtime carries out."""
+EPSILON_SECONDS = 1e-9
+"""A conversion that moves nothing still costs this, so that none stands where none is needed."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to run an operator: the states of its reads and writes."""
+
+    dim: int | None
+    reads: dict[int, State]
+    writes: dict[int, State]
+    share: float
+    composite: str = ""
+
+
+def divisions(
+    graph: Graph,
+    class_name: str,
+    boundary: Boundary,
+    degrees: Sequence[int],
+    seq_len: int,
+    may_stay_whole: bool = False,
+) -> dict[int, Division]:
+    """Degree -> the cheapest division of a class, for the degrees that have one."""
+    sizes = graph.sizes(1, seq_len)
+    by_pattern: dict[frozenset[int], list[int]] = {}
+    for degree in degrees:
+        pattern = frozenset(atom for atom, size in sizes.items() if size % degree == 0)
+        by_pattern.setdefault(pattern, []).append(degree)
+    found: dict[int, Division] = {}
+    for alike in by_pattern.values():
+        division = divide(graph, class_name, boundary, max(alike), seq_len)
+        if division is None and may_stay_whole:
+            division = divide(graph, class_name, boundary, max(alike), seq_len, may_stay_whole=True)
+        if division is not None:
+            found.update(dict.fromkeys(alike, division))
+    return found
+
+
+def divide(
+    graph: Graph, class_name: str, boundary: Boundary, degree: int, seq_len: int, may_stay_whole: bool = False
+) -> Division | None:
+    """The cheapest division of a class at one degree; None where there is none."""
+    return _Programme(graph, class_name, boundary, degree, seq_len, may_stay_whole).division()
+
+
+class _Programme:
+    """The integer programme of one class."""
+
+    def __init__(
+        self, graph: Graph, class_name: str, boundary: Boundary, degree: int, seq_len: int, may_stay_whole: bool
+    ) -> None:
+        self.block_class: BlockClass = graph.class_by_name[class_name]
+        self.boundary, self.degree, self.may_stay_whole = boundary, degree, may_stay_whole
+        self.follows = {atom.id: atom.follows for atom in graph.indices}
+        self.sizes = graph.sizes(1, seq_len)
+        self.forward = [operator for operator in self.block_class.operators if operator.phase == "forward"]
+        self.learned = _learned(self.block_class, self.forward)
+        self.writer = {tensor: operator.id for operator in self.forward for tensor in operator.writes}
+        self.options = {operator.id: list(self._options(operator)) for operator in self.forward}
+        self.links = links(self.block_class, self.forward)
+
+    # Options of one operator.
+
+    def _options(self, operator: Operator) -> Iterator[Option]:
+        stored = (
+            []
+            if is_view(operator) or self.may_stay_whole
+            else [read for read in operator.reads if self._is_matrix(read)]
+        )
+        if not stored:
+            yield self._whole(operator, WHOLE)
+            yield self._whole(operator, WHOLE_PARTIAL_GRADIENT)
+        if is_view(operator) and operator.reads and operator.reads[0] in self.learned:
+            yield self._whole(operator, PARTIAL)
+        for number, dim in enumerate(operator.local_dims):
+            atom = divided_atom(self.block_class, dim)
+            if atom is None or self.follows[atom] == "batch" or self.sizes[atom] % self.degree:
+                continue
+            if self.follows[atom] == "sequence" and self.boundary != "sequence":
+                continue
+            names = [item.name for item in dim.composites if item.name in CARRIED_OUT] if dim.role == "whole" else [""]
+            for name in names:
+                option = self._divided(operator, number, name)
+                if self._storable(option) and all(option.reads[read].kind == "S" for read in stored):
+                    yield option
+
+    def _whole(self, operator: Operator, state: State) -> Option:
+        reads = {read: state if read in self.learned else WHOLE for read in operator.reads}
+        writes = {write: state if write in self.learned else WHOLE for write in operator.writes}
+        return Option(None, reads, writes, 1.0)
+
+    def _divided(self, operator: Operator, number: int, composite: str) -> Option:
+        dim = operator.local_dims[number]
+        reads = {}
+        for read in operator.reads:
+            spot = position_state(dim, read, writes=False)
+            reads[read] = spot or (WHOLE_PARTIAL_GRADIENT if read in self.learned else WHOLE)
+        writes = {}
+        for write in operator.writes:
+            spot = position_state(dim, write, writes=True)
+            # What a summed or composite dim leaves, where the dim itself is gone, is a share of a sum; summing one number
+            # costs nothing worth a decision.
+            is_number = not self.block_class.tensor_by_id[write].atoms
+            writes[write] = spot or (PARTIAL if (dim.role == "summed" or composite) and not is_number else WHOLE)
+        return Option(number, reads, writes, 1.0 / self.degree, composite)
+
+    def _storable(self, option: Option) -> bool:
+        """Parameters are divided only along the outermost atom of a dim: what a rank stores is then contiguous in it."""
+        return all(
+            state.kind != "S" or state.atom == 0
+            for tensor, state in option.reads.items()
+            if self.block_class.tensor_by_id[tensor].parameter is not None
+        )
+
+    def _is_matrix(self, tensor: int) -> bool:
+        """A parameter of several dims, or a view of one."""
+        behind = [self.block_class.tensor_by_id[one] for one in self._behind(tensor)]
+        return any(one.parameter is not None and len(one.dims) > 1 for one in behind)
+
+    # The programme.
+
+    def division(self) -> Division | None:
+        problem = pulp.LpProblem("division", pulp.LpMinimize)
+        choose = {
+            (operator, number): pulp.LpVariable(f"x_{operator}_{number}", cat="Binary")
+            for operator, options in self.options.items()
+            for number in range(len(options))
+        }
+        if any(not options for options in self.options.values()):
+            return None
+        convert = self._conversions(choose)
+        cost = [(choose[key], self._seconds(*key)) for key in choose]
+        cost += [
+            (variable, self._conversion_seconds(link, source, target))
+            for (link, source, target), variable in convert.items()
+        ]
+        problem += pulp.LpAffineExpression(cost)
+        for operator, options in self.options.items():
+            problem += pulp.LpAffineExpression([(choose[operator, number], 1) for number in range(len(options))]) == 1
+        self._constrain(problem, choose, convert)
+        if solve(problem).status != "optimal":
+            return None
+        chosen = {operator: options[next(n for n in range(len(options)) if choose[operator, n].value() > 0.5)]
+                  for operator, options in self.options.items()}  # fmt: skip
+        active = [key for key, variable in convert.items() if variable.value() > 0.5]
+        return self._read_off(chosen, active)
+
+    def _produced(self, tensor: int) -> dict[State, list[tuple[int, int]]]:
+        """State -> the (operator, option) pairs that produce the tensor so; inputs have the boundary's state."""
+        operator = self.writer.get(tensor)
+        if operator is None:
+            return {}
+        states: dict[State, list[tuple[int, int]]] = {}
+        for number, option in enumerate(self.options[operator]):
+            states.setdefault(option.writes[tensor], []).append((operator, number))
+        return states
+
+    def _given(self, tensor: int) -> State | None:
+        """The state of a tensor that the class does not make: None for parameters, which are stored as needed."""
+        if tensor in self.writer or self.block_class.tensor_by_id[tensor].parameter is not None:
+            return None
+        return self._boundary_state(tensor)
+
+    def _boundary_state(self, tensor: int) -> State:
+        """Hidden states cross a boundary divided along the sequence, or whole; tables and token ids always whole."""
+        found = self.block_class.tensor_by_id[tensor]
+        if self.boundary == "sequence" and self._is_hidden(tensor):
+            for dim, atoms in enumerate(found.dims):
+                for atom, number in enumerate(atoms):
+                    if self.follows[number] == "sequence":
+                        return State("S", dim, atom)
+        return WHOLE
+
+    def _is_hidden(self, tensor: int) -> bool:
+        """Whether it carries a gradient between blocks: a floating tensor that follows the batch."""
+        found = self.block_class.tensor_by_id[tensor]
+        return found.dtype in ("compute", "float32", "float64") and any(self.follows[a] == "batch" for a in found.atoms)
+
+    def _conversions(
+        self, choose: dict[tuple[int, int], pulp.LpVariable]
+    ) -> dict[tuple[int, State, State], pulp.LpVariable]:
+        """A variable for each link (tensor at a site) and change of state that some producer and some reader could want."""
+        variables = {}
+        for number, link in enumerate(self.links):
+            produced = set(self._produced(link.tensor)) or {self._given(link.tensor) or WHOLE}
+            wanted = {option.reads[link.tensor] for reader in link.readers for option in self.options[reader]}
+            if link.leaves:
+                wanted.add(self._boundary_state(link.tensor))
+            for source in produced:
+                for target in wanted:
+                    if source != target and (source.kind, target.kind) in FORWARD and source.kind != target.kind:
+                        name = f"y_{number}_{_word(source)}_{_word(target)}"
+                        variables[number, source, target] = pulp.LpVariable(name, cat="Binary")
+        return variables
+
+    def _constrain(
+        self,
+        problem: pulp.LpProblem,
+        choose: dict[tuple[int, int], pulp.LpVariable],
+        convert: dict[tuple[int, State, State], pulp.LpVariable],
+    ) -> None:
+        by_tensor: dict[int, list[tuple[int, State, State]]] = {}
+        for key in convert:
+            by_tensor.setdefault(self.links[key[0]].tensor, []).append(key)
+        for number, source, target in convert:
+            made = self._produced(self.links[number].tensor).get(source)
+            if made is not None:
+                problem += convert[number, source, target] <= pulp.LpAffineExpression(
+                    [(choose[key], 1) for key in made]
+                )
+        for reader in self.forward:
+            for tensor in dict.fromkeys(reader.reads):
+                self._reader(problem, choose, convert, reader.id, tensor, by_tensor.get(tensor, []))
+        for tensor in self.block_class.outputs:
+            if tensor in self.writer:
+                wanted = self._boundary_state(tensor)
+                for state, made in self._produced(tensor).items():
+                    if state != wanted and not self._leaves_converted(tensor, state, wanted, convert):
+                        problem += pulp.LpAffineExpression([(choose[key], 1) for key in made]) == 0
+                    elif state != wanted:
+                        ways = [
+                            v
+                            for (n, s, t), v in convert.items()
+                            if self._is_exit(n, tensor) and (s, t) == (state, wanted)
+                        ]
+                        problem += pulp.LpAffineExpression([(choose[key], 1) for key in made]) <= pulp.lpSum(ways)
+
+    def _is_exit(self, number: int, tensor: int) -> bool:
+        return self.links[number].tensor == tensor and self.links[number].leaves
+
+    def _leaves_converted(
+        self, tensor: int, state: State, wanted: State, convert: dict[tuple[int, State, State], pulp.LpVariable]
+    ) -> bool:
+        return any(self._is_exit(n, tensor) and (s, t) == (state, wanted) for n, s, t in convert)
+
+    def _reader(
+        self,
+        problem: pulp.LpProblem,
+        choose: dict[tuple[int, int], pulp.LpVariable],
+        convert: dict[tuple[int, State, State], pulp.LpVariable],
+        reader: int,
+        tensor: int,
+        keys: list[tuple[int, State, State]],
+    ) -> None:
+        """What the reader's option needs is there as produced and not converted, or as converted on the way."""
+        if self.block_class.tensor_by_id[tensor].parameter is not None:
+            return
+        own = [key for key in keys if reader in self.links[key[0]].readers]
+        produced, given = self._produced(tensor), self._given(tensor)
+        needed: dict[State, list[pulp.LpVariable]] = {}
+        for number, option in enumerate(self.options[reader]):
+            needed.setdefault(option.reads[tensor], []).append(choose[reader, number])
+        for state, variables in needed.items():
+            there: list[tuple[pulp.LpVariable, int]] = [(choose[key], 1) for key in produced.get(state, [])]
+            there += [(convert[key], 1) for key in own if key[2] == state]
+            wants = pulp.LpAffineExpression([(variable, 1) for variable in variables])
+            problem += wants <= pulp.LpAffineExpression(there) + (1 if given == state else 0)
+            # A conversion on the way leaves the reader only its target.
+            for key in own:
+                if key[2] != state:
+                    problem += wants + convert[key] <= 1
+
+    # Costs at the typical device.
+
+    def _seconds(self, operator: int, number: int) -> float:
+        found = self.block_class.operator_by_id[operator]
+        work = work_of(self.block_class, found, self.sizes, 2)
+        option = self.options[operator][number]
+        backward = 2 if kind_of(found) in ("matmul", "attention") else 1
+        seconds = work.flops / FLOPS_PER_SECOND * (1 + backward) + work.bytes / BYTES_PER_SECOND * 2
+        return float(seconds) * option.share
+
+    def _conversion_seconds(self, number: int, source: State, target: State) -> float:
+        conversion = SiteConversion(self.links[number].site, source, target)
+        full = self.block_class.tensor_by_id[self.links[number].tensor].bytes(self.sizes, 2)
+        part = (self.degree - 1) / self.degree * full / LINK_BYTES_PER_SECOND
+        weight = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "identity": 0.0, "slice": 0.0}
+        return part * (weight[conversion.forward] + weight[conversion.backward]) + EPSILON_SECONDS
+
+    # The answer.
+
+    def _read_off(self, chosen: dict[int, Option], active: list[tuple[int, State, State]]) -> Division:
+        states: dict[int, State] = {}
+        for operator in self.forward:
+            option = chosen[operator.id]
+            for tensor in operator.reads:
+                given = self._given(tensor)
+                if self.block_class.tensor_by_id[tensor].parameter is not None:
+                    states.setdefault(tensor, option.reads[tensor])
+                elif given is not None:
+                    states.setdefault(tensor, given)
+            states.update(option.writes)
+        gathered = {
+            behind
+            for operator in self.forward
+            if not is_view(operator)
+            for tensor in operator.reads
+            for behind in self._behind(tensor)
+            if chosen[operator.id].reads[tensor].kind in ("R", "R*") and states.get(behind, WHOLE).kind == "S"
+        }
+        composites = tuple(
+            CompositeUse(operator, option.composite, self._composite_collectives(operator, option))
+            for operator, option in chosen.items()
+            if option.composite and option.dim is not None
+        )
+        return Division(
+            block_class=self.block_class.name,
+            boundary=self.boundary,
+            divided={operator: option.dim for operator, option in chosen.items() if option.dim is not None},
+            states=states,
+            gathered=frozenset(gathered),
+            conversions=tuple(
+                SiteConversion(self.links[number].site, source, target) for number, source, target in active
+            ),
+            composites=tuple(use for use in composites if use.collectives),
+        )
+
+    def _composite_collectives(
+        self, operator: int, option: Option
+    ) -> tuple[tuple[Literal["forward", "backward"], str, int], ...]:
+        """Collectives inside the operator; those that a conversion of its partial output stands for are left to it."""
+        assert option.dim is not None
+        dim = self.block_class.operator_by_id[operator].local_dims[option.dim]
+        composite = next(item for item in dim.composites if item.name == option.composite)
+        return tuple(item for item in composite.collectives if option.writes.get(item[2]) != PARTIAL)
+
+    def _behind(self, tensor: int) -> Iterator[int]:
+        """A tensor and what it is a view of."""
+        yield tensor
+        writer = self.writer.get(tensor)
+        while writer is not None and is_view(self.block_class.operator_by_id[writer]):
+            tensor = self.block_class.operator_by_id[writer].reads[0]
+            yield tensor
+            writer = self.writer.get(tensor)
+
+
+def _learned(block_class: BlockClass, forward: list[Operator]) -> set[int]:
+    """Tensors that carry a gradient: inputs that follow the batch in floating point, parameters, and what comes of them."""
+    found = {tensor.id for tensor in block_class.tensors if tensor.parameter is not None}
+    floating = ("compute", "float32", "float64")
+    found |= {tensor for tensor in block_class.inputs[:1] if block_class.tensor_by_id[tensor].dtype in floating}
+    for operator in forward:
+        if found & set(operator.reads):
+            found |= {tensor for tensor in operator.writes if block_class.tensor_by_id[tensor].dtype in floating}
+    return found
+
+
+def _word(state: State) -> str:
+    return state.kind.replace("*", "x") + (f"{state.dim}{state.atom}" if state.kind == "S" else "")
