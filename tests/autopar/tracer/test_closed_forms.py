@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from models import GptLayer, Stack, hidden_states
+from tests.models import GptLayer, Stack, hidden_states
 
 from autopar.documents import Graph
 from autopar.tracer import capture
