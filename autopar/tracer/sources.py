@@ -139,6 +139,7 @@ def _load_file(path: Path) -> ModuleType:
         raise CaptureError(f"{path}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
+    _forget_namesakes(path.resolve().parent)
     sys.path.insert(0, folder)
     sys.modules[name] = module
     try:
@@ -147,6 +148,19 @@ def _load_file(path: Path) -> ModuleType:
     finally:
         sys.path.remove(folder)
     return module
+
+
+_FOLDERS: set[Path] = set()
+"""Folders that model files were loaded from."""
+
+
+def _forget_namesakes(folder: Path) -> None:
+    """A sibling of an earlier model file must not answer for one of the same name beside this file."""
+    for sibling in folder.glob("*.py"):
+        origin = getattr(sys.modules.get(sibling.stem), "__file__", None)
+        if origin is not None and Path(origin).parent in _FOLDERS - {folder}:
+            del sys.modules[sibling.stem]
+    _FOLDERS.add(folder)
 
 
 def _import(name: str, spec: str) -> ModuleType:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.models import GptLayer, Stack, hidden_states
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from autopar.documents import Graph
 from autopar.tracer import blocks, capture
+from tests.models import GptLayer, Stack, hidden_states
 
 SEQ, BATCH = 16, 3
 

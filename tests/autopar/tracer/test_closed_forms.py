@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.models import GptLayer, Stack, hidden_states
 
 from autopar.documents import Graph
 from autopar.tracer import capture
+from tests.models import GptLayer, Stack, hidden_states
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def llama(request):
 
 
 def test_gpt_flops_equal_the_published_formula(gpt):
-    # Narayanan et al., arXiv 2104.04473, section 5.1 and appendix, without the 4/3 of recompute: 72 B s L h^2 (1 + s/6h + V/12hL).
+    # Narayanan et al., arXiv 2104.04473, appendix, less recompute: 72 B s L h^2 (1 + s/6h + V/12hL).
     batch, seq, hidden, layers, vocabulary = 4, 2048, 12_288, 96, 51_200
     expected = 72 * batch * seq * layers * hidden**2 * (1 + seq / (6 * hidden) + vocabulary / (12 * hidden * layers))
     assert gpt.flops("model", batch, seq) == pytest.approx(expected, rel=1e-6)

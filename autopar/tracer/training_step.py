@@ -19,6 +19,7 @@ from autopar.tracer.record import Recorder, recording_of
 from autopar.tracer.recording import Recording
 from autopar.tracer.routing import NoInitialValues
 from autopar.tracer.sources import Source, open_source, source_line, user_code
+from hardware_profiles.schema import did_you_mean
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -37,6 +38,8 @@ def capture(spec: Any, example_inputs: Any = None, *, seq_len: int | None = None
     Raises CaptureError naming module, operator, source line and a way out.
     """
     source = open_source(spec, example_inputs, seq_len)
+    if dtype not in DTYPES:
+        raise CaptureError(f"dtype '{dtype}' is not known{did_you_mean(dtype, DTYPES)}; allowed: {', '.join(DTYPES)}")
     compute = DTYPES[dtype]
     with _training_defaults(compute):
         model = build_on_meta(source)
