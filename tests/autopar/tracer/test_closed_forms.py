@@ -83,7 +83,7 @@ def test_dropping_explicit_attention_leaves_what_fused_attention_keeps():
     hidden, seq = 1024, 2048
     graph = capture(Stack(lambda: GptLayer(hidden, 8, False), hidden, 4), hidden_states(hidden), seq_len=seq)
     layer = graph.class_by_name["layers.*"]
-    option = next(option for option in layer.recompute if option.name == "attention")
+    option = next(option for option in layer.recompute if option.name == "selective")
     sizes = graph.sizes(1, seq)
     kept = sum(layer.tensor_by_id[tensor].bytes(sizes, 2) for tensor in option.saved)
     assert kept / (seq * hidden) == pytest.approx(34, rel=0.005)
