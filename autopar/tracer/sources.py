@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from autopar.errors import CaptureError
 from hardware_profiles.schema import did_you_mean
@@ -71,11 +71,10 @@ class Source:
 def open_source(spec: Any, example_inputs: Any = None, seq_len: int | None = None) -> Source:
     """The source a spec names; a module or factory comes with `example_inputs`. Raises CaptureError."""
     if isinstance(spec, nn.Module):
-        inputs, module = _given_inputs(example_inputs), spec
-        return Source(type(spec).__name__, lambda: meta_copy(module), inputs, None, seq_len or LONGEST_DEFAULT)
+        module = spec
+        return _with_inputs(type(spec).__name__, lambda: meta_copy(module), example_inputs, seq_len)
     if callable(spec):
-        name = getattr(spec, "__name__", "factory")
-        return Source(name, spec, _given_inputs(example_inputs), None, seq_len or LONGEST_DEFAULT)
+        return _with_inputs(getattr(spec, "__name__", "factory"), spec, example_inputs, seq_len)
     text = str(spec)
     path = Path(text)
     if path.is_dir() or path.suffix == ".json":
@@ -99,10 +98,33 @@ def meta_copy(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, known)
 
 
-def _given_inputs(example_inputs: Any) -> Callable[[int, int], Any]:
-    if example_inputs is None:
-        raise CaptureError("a module needs example_inputs too: a function (batch, seq) -> inputs")
-    return example_inputs if callable(example_inputs) else (lambda batch, seq: example_inputs)
+def _with_inputs(name: str, build: Callable[[], nn.Module], example: Any, seq_len: int | None) -> Source:
+    if example is None:
+        raise CaptureError(f"{name}: a module needs example_inputs too: a function (batch, seq) -> inputs")
+    if callable(example):
+        return Source(name, build, example, None, seq_len or LONGEST_DEFAULT)
+    tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    if not tensors:
+        raise CaptureError(
+            f"{name}: example_inputs hold no tensor with a batch dim; give a function (batch, seq) -> inputs"
+        )
+    batch, *rest = tensors[0].shape
+    seq = rest[0] if rest else 1
+    return Source(name, build, lambda b, s: _resized(example, (batch, b), (seq, s)), None, seq_len or seq)
+
+
+def _resized(example: Any, batch: tuple[int, int], seq: tuple[int, int]) -> Any:
+    """The example's tensors at another batch (first dim) and sequence (second dim), each (as given, wanted)."""
+
+    def resize(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.dim():
+            return leaf
+        shape = list(leaf.shape)
+        for dim, (given, wanted) in enumerate((batch, seq)[: len(shape)]):
+            shape[dim] = wanted if shape[dim] == given else shape[dim]
+        return torch.zeros(shape, dtype=leaf.dtype)
+
+    return tree_map(resize, example)
 
 
 def _from_module(spec: str, seq_len: int | None) -> Source:

@@ -46,7 +46,6 @@ def capture(spec: Any, example_inputs: Any = None, *, seq_len: int | None = None
         lists = find_block_lists(model)
         sizes = ((BATCH, source.seq_len), (OTHER_BATCH, max(2, source.seq_len // 2)))
         first = analyse(_record(source, model, lists, *sizes[0]))
-        second = None
         try:
             second = analyse(_record(source, model, lists, *sizes[1]))
         except CaptureError:
@@ -75,7 +74,8 @@ def build_on_meta(source: Source) -> nn.Module:
         raise CaptureError(f"{source.spec}: build_model() returned {type(model).__name__}, expected a torch.nn.Module")
     if next(model.parameters(), None) is None:
         raise CaptureError(f"{source.spec}: the model has no parameters: nothing to train")
-    model = model.to("meta")
+    if any(not tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        model = model.to("meta")
     for module in model.modules():
         # Recompute is the planner's to choose; this is the switch that Hugging Face models have.
         if getattr(module, "gradient_checkpointing", None) is True:

@@ -111,6 +111,12 @@ def test_the_models_own_checkpointing_is_left_out():
         assert saved_bytes(graph, 2, 32) == saved_bytes(plain, 2, 32)
 
 
+def test_inputs_given_as_tensors_stand_for_any_batch_and_length(encoder):
+    graph = capture(small_encoder(), (torch.zeros(2, SEQ, dtype=torch.int64),), dtype="fp32")
+    assert graph.captured.seq == SEQ
+    assert graph.flops("model", 5, 2 * SEQ) == encoder.flops("model", 5, 2 * SEQ)
+
+
 def test_a_module_given_to_capture_is_left_as_it_was():
     model = Stack(lambda: GptLayer(64, 4, True), 64, 4)
     before = [parameter.clone() for parameter in model.parameters()]
