@@ -50,6 +50,7 @@ class Model:
         self.modes = self._modes()
         self._columns: dict[tuple[str, int, bool, int], Column] = {}
         self._totals: dict[tuple[int, bool, int], Totals] = {}
+        self._evenest: dict[tuple[int, bool, int, int, int], float] = {}
         self.known: Known = {}
 
     @cached_property
@@ -85,6 +86,28 @@ class Model:
                 held.append(sum(item.price.parameter_elements for item in columns))
             self._totals[key] = Totals(tuple(work), sum(held))
         return self._totals[key]
+
+    def evenest(self, c: Configuration) -> float:
+        """The least that the busiest stage can have: blocks are whole, and come in multiples of the chunks."""
+        key = (c.tp, c.sp, c.micro_batch, c.pp, c.virtual_stages)
+        if key not in self._evenest:
+            self._evenest[key] = self._find_evenest(self.totals(c).works, c.pp, c.virtual_stages)
+        return self._evenest[key]
+
+    def _find_evenest(self, works: tuple[float, ...], p: int, v: int) -> float:
+        if p == 1 or not self.is_equal or len(works) < 3:
+            return 0.0 if p == 1 else max(works)
+        unit = works[1] * v
+        first, last = works[0] - works[1], works[-1] - works[1]
+        groups = len(works) // v
+        # The busiest stage is one of these sums: the smallest under which all blocks find room.
+        for most in sorted(end + count * unit for end in {first, last, 0.0} for count in range(1, groups + 1)):
+            limit = most * (1 + 1e-12)
+            if limit >= unit + max(first, last, 0.0):
+                room = (limit - first) // unit + (limit - last) // unit + (p - 2) * (limit // unit)
+                if room * v >= len(works):
+                    return most
+        return sum(works) / p
 
 
 class Case:
@@ -125,27 +148,10 @@ class Case:
         once = bills.optimizer_seconds(each) + per_step * hidden
         v = c.virtual_stages
         average = self.totals.work / c.pp + per_action * hidden
-        most = max(average, self._evenest())
+        most = max(average, self.model.evenest(c))
         return (
             (c.micro_batches - 1 / v) * most + average * c.pp / v + once + 2 * (c.pp - 1) * self.pipeline.send_seconds
         )
-
-    def _evenest(self) -> float:
-        """The least that the busiest stage can have: blocks are whole, and come in multiples of the chunks."""
-        works, p, v = self.totals.works, self.c.pp, self.c.virtual_stages
-        if p == 1 or not self.model.is_equal or len(works) < 3:
-            return 0.0 if p == 1 else max(works)
-        unit = works[1] * v
-        first, last = works[0] - works[1], works[-1] - works[1]
-        groups = len(works) // v
-        # The busiest stage is one of these sums: the smallest under which all blocks find room.
-        for most in sorted(end + count * unit for end in {first, last, 0.0} for count in range(1, groups + 1)):
-            limit = most * (1 + 1e-12)
-            if limit >= unit + max(first, last, 0.0):
-                room = (limit - first) // unit + (limit - last) // unit + (p - 2) * (limit // unit)
-                if room * v >= len(works):
-                    return most
-        return self.totals.work / p
 
     @cached_property
     def surely_too_large(self) -> float:
@@ -209,10 +215,8 @@ class Case:
     def ends_bytes(self, stage: int, ends: Sequence[str]) -> float:
         """What embedding and head keep: at their own chunk's count of micro-batches (the first, the last)."""
         counts = self.bills.in_flight(stage)
-        return sum(
-            self.column(name).menu.saved_bytes[0] * (counts[-1] if stage == self.c.pp - 1 else counts[0])
-            for name in ends
-        )
+        count = counts[-1] if stage == self.c.pp - 1 else counts[0]
+        return sum(float(self.column(name).menu.saved_bytes[0]) * count for name in ends)
 
     def actions(self, counts: dict[str, int], ends: Sequence[str], extra: float) -> tuple[float, float]:
         """Seconds of a forward and of a backward of a stage."""

@@ -36,7 +36,7 @@ class Found:
 
     best: tuple[Case, Answer] | None = None
     others: dict[tuple[int, int, int], tuple[Case, Answer]] = field(default_factory=dict)
-    """(pp, tp, dp) -> its best so far."""
+    """(pp, tp, dp) -> the best of that mesh among those solved."""
     solved: int = 0
     infeasible: int = 0
     excluded: int = 0
@@ -58,6 +58,8 @@ def search(graph: Graph, cluster: Cluster, request: Request) -> Plan:
     found = explore(cases, started + (request.time_limit or float("inf")))
     if found.best is None:
         raise NoPlanFits(explain_no_fit(graph, cluster, request, cases, found))
+    if not found.interrupted:
+        add_alternatives(cases, found)
     return assemble(model, cluster, found.best, list(found.others.values()), certificate(model, cases, found, started))
 
 
@@ -108,6 +110,21 @@ def explore(cases: list[Case], deadline: float) -> Found:
         if found.best is None:
             raise
     return found
+
+
+def add_alternatives(cases: list[Case], found: Found) -> None:
+    """Solve the most promising configuration of a few meshes that the bounds excluded, to say why they lose."""
+    seen = set(found.others)
+    for case in cases:
+        key = (case.c.pp, case.c.tp, case.c.dp)
+        if len(found.others) > ALTERNATIVES:
+            return
+        if key in seen or case.surely_too_large > 0:
+            continue
+        answer = case.solve(float("inf"))
+        if answer is not None:
+            seen.add(key)
+            found.others[key] = (case, answer)
 
 
 def _solve(case: Case, found: Found) -> None:

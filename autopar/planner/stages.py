@@ -7,8 +7,9 @@ head included); E_i: once a step (exposed gradient reduction and parameter gathe
 v chunks per stage. For equal stages this is the closed form of 1F1B and of the interleaved schedule (Narayanan et al.,
 arXiv 2104.04473).
 
-`solve_equal`: blocks of one class: the pattern ILP, y[i, k] = 1 where stage i takes k blocks. `solve_any`: contiguous intervals of
-unlike blocks: an exact search over thresholds on W and E with a dynamic programme inside. Both minimise exactly `step`.
+`solve_equal`: blocks of one class: the pattern ILP, y[i, k] = 1 where stage i takes k blocks. `solve_any`: contiguous
+intervals of unlike blocks: an exact search over thresholds on W and E with a dynamic programme inside. Both minimise
+exactly `step`.
 """
 
 from __future__ import annotations
