@@ -41,7 +41,12 @@ class Recorder(TorchDispatchMode):
         self._alive: list[Any] = []
         self._operator_of_node: dict[int, int] = {}
         self._modules: list[str] = [""]
-        self.names = {module: name for name, module in model.named_modules() if not _inside(name, skipped)}
+        inside = tuple(f"{block}." for block in skipped)
+        self.names = {
+            module: name
+            for name, module in model.named_modules()
+            if name not in skipped and not name.startswith(inside)
+        }
         self.running = "none"
         """The operator that runs now, or ran last."""
         self._saved_storages: set[int] = set()
@@ -177,10 +182,6 @@ class Recorder(TorchDispatchMode):
 
     def _tensor_ids(self, values: Any) -> tuple[int, ...]:
         return tuple(self.tensor_id(leaf) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
-
-
-def _inside(name: str, blocks: Sequence[str]) -> bool:
-    return name in blocks or name.startswith(tuple(f"{block}." for block in blocks))
 
 
 def _own(names: dict[nn.Module, str], kind: str) -> Iterator[tuple[str, torch.Tensor]]:

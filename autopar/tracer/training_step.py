@@ -19,6 +19,7 @@ from autopar.tracer.record import Recorder, recording_of
 from autopar.tracer.recording import Recording
 from autopar.tracer.routing import NoInitialValues
 from autopar.tracer.sources import Source, open_source, source_line, user_code
+from hardware_profiles.schema import did_you_mean
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -37,13 +38,14 @@ def capture(spec: Any, example_inputs: Any = None, *, seq_len: int | None = None
     Raises CaptureError naming module, operator, source line and a way out.
     """
     source = open_source(spec, example_inputs, seq_len)
+    if dtype not in DTYPES:
+        raise CaptureError(f"dtype '{dtype}' is not known{did_you_mean(dtype, DTYPES)}; allowed: {', '.join(DTYPES)}")
     compute = DTYPES[dtype]
     with _training_defaults(compute):
         model = build_on_meta(source)
         lists = find_block_lists(model)
         sizes = ((BATCH, source.seq_len), (OTHER_BATCH, max(2, source.seq_len // 2)))
         first = analyse(_record(source, model, lists, *sizes[0]))
-        second = None
         try:
             second = analyse(_record(source, model, lists, *sizes[1]))
         except CaptureError:
@@ -72,7 +74,8 @@ def build_on_meta(source: Source) -> nn.Module:
         raise CaptureError(f"{source.spec}: build_model() returned {type(model).__name__}, expected a torch.nn.Module")
     if next(model.parameters(), None) is None:
         raise CaptureError(f"{source.spec}: the model has no parameters: nothing to train")
-    model = model.to("meta")
+    if any(not tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        model = model.to("meta")
     for module in model.modules():
         # Recompute is the planner's to choose; this is the switch that Hugging Face models have.
         if getattr(module, "gradient_checkpointing", None) is True:
