@@ -31,6 +31,7 @@ class PriceList:
         """
         most = self.request.value("tp") or self.topology.devices_in_reach
         wanted = [d for d in divisors(self.topology.devices) if 1 < d <= most and self.request.allows("tp", d)]
+        wanted = [d for d in wanted if d not in self.request.refused_tp]
         if "tp" in self.request.forbidden:
             wanted = []
         found: dict[int, tuple[bool, ...]] = {1: (False,)} if self.request.allows("tp", 1) else {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -137,3 +137,22 @@ def _training_defaults(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
         if collected:
             gc.enable()
+
+
+def rehearsal(
+    spec: Any, seq_len: int | None = None, dtype: str = "bf16"
+) -> tuple[nn.Module, Callable[[int, int], None]]:
+    """A model on meta and a function (batch, seq) that runs one training step of it, equal blocks stood in for.
+
+    The step raises CaptureError like `capture`; it is what a dry run runs after changing the model's shapes.
+    """
+    source = open_source(spec, None, seq_len)
+    with _training_defaults(DTYPES[dtype]):
+        model = build_on_meta(source)
+    lists = find_block_lists(model)
+
+    def step(batch: int, seq: int) -> None:
+        with _training_defaults(DTYPES[dtype]):
+            _record(source, model, lists, batch, seq)
+
+    return model, step
