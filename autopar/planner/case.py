@@ -50,7 +50,6 @@ class Model:
         self.modes = self._modes()
         self._columns: dict[tuple[str, int, bool, int], Column] = {}
         self._totals: dict[tuple[int, bool, int], Totals] = {}
-        self._evenest: dict[tuple[int, bool, int, int, int], float] = {}
         self.known: Known = {}
 
     @cached_property
@@ -79,35 +78,16 @@ class Model:
         """Sums over all layers without recompute beyond what every entry of the menu costs."""
         key = (c.tp, c.sp, c.micro_batch)
         if key not in self._totals:
-            work, held = [], []
-            for layer in self.layers:
-                columns = [self.column(name, c) for name in (layer.block_class, *layer.before, *layer.after)]
-                work.append(sum(item.forward + item.backward + float(item.menu.seconds.min()) for item in columns))
-                held.append(sum(item.price.parameter_elements for item in columns))
-            self._totals[key] = Totals(tuple(work), sum(held))
+            kinds = [(layer.block_class, *layer.before, *layer.after) for layer in self.layers]
+            each = {kind: self._layer(kind, c) for kind in set(kinds)}
+            self._totals[key] = Totals(tuple(each[kind][0] for kind in kinds), sum(each[kind][1] for kind in kinds))
         return self._totals[key]
 
-    def evenest(self, c: Configuration) -> float:
-        """The least that the busiest stage can have: blocks are whole, and come in multiples of the chunks."""
-        key = (c.tp, c.sp, c.micro_batch, c.pp, c.virtual_stages)
-        if key not in self._evenest:
-            self._evenest[key] = self._find_evenest(self.totals(c).works, c.pp, c.virtual_stages)
-        return self._evenest[key]
-
-    def _find_evenest(self, works: tuple[float, ...], p: int, v: int) -> float:
-        if p == 1 or not self.is_equal or len(works) < 3:
-            return 0.0 if p == 1 else max(works)
-        unit = works[1] * v
-        first, last = works[0] - works[1], works[-1] - works[1]
-        groups = len(works) // v
-        # The busiest stage is one of these sums: the smallest under which all blocks find room.
-        for most in sorted(end + count * unit for end in {first, last, 0.0} for count in range(1, groups + 1)):
-            limit = most * (1 + 1e-12)
-            if limit >= unit + max(first, last, 0.0):
-                room = (limit - first) // unit + (limit - last) // unit + (p - 2) * (limit // unit)
-                if room * v >= len(works):
-                    return most
-        return sum(works) / p
+    def _layer(self, names: tuple[str, ...], c: Configuration) -> tuple[float, float]:
+        """Work and parameters of a block with its ends."""
+        columns = [self.column(name, c) for name in names]
+        work = sum(item.forward + item.backward + float(item.menu.seconds.min()) for item in columns)
+        return work, sum(item.price.parameter_elements for item in columns)
 
 
 class Case:
@@ -128,30 +108,10 @@ class Case:
         """A class under this configuration."""
         return self.model.column(class_name, self.c)
 
-    # Bounds.
-
     @cached_property
     def totals(self) -> Totals:
         """Sums over the model."""
         return self.model.totals(self.c)
-
-    @cached_property
-    def bound_seconds(self) -> float:
-        """No split takes less: whole blocks as even as can be, cheapest recompute, collectives hidden as far as possible."""
-        c, bills = self.c, self.bills
-        each = self.totals.parameters / c.pp
-        dp = bills.data_parallel(each, 0.0)
-        hidden = 1 - bills.overlap
-        per_action = 2 * dp.gather if dp.gathers == "each_action" else 0.0
-        per_action += dp.reduce if dp.reduces == "each_backward" else 0.0
-        per_step = (dp.gather if dp.gathers == "once" else 0.0) + (dp.reduce if dp.reduces == "once" else 0.0)
-        once = bills.optimizer_seconds(each) + per_step * hidden
-        v = c.virtual_stages
-        average = self.totals.work / c.pp + per_action * hidden
-        most = max(average, self.model.evenest(c))
-        return (
-            (c.micro_batches - 1 / v) * most + average * c.pp / v + once + 2 * (c.pp - 1) * self.pipeline.send_seconds
-        )
 
     @cached_property
     def surely_too_large(self) -> float:

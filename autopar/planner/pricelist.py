@@ -25,8 +25,12 @@ class PriceList:
         self._ends = ends
 
     def degrees(self) -> dict[int, tuple[bool, ...]]:
-        """Tp degree -> which of sp (False, True) every class has a division for."""
-        wanted = [d for d in divisors(self.topology.devices) if d > 1 and self.request.allows("tp", d)]
+        """Degree of tp -> which of sp (False, True) every class has a division for.
+
+        Degrees stay within the devices that reach each other without the network, unless one is fixed.
+        """
+        most = self.request.value("tp") or self.topology.devices_in_reach
+        wanted = [d for d in divisors(self.topology.devices) if 1 < d <= most and self.request.allows("tp", d)]
         if "tp" in self.request.forbidden:
             wanted = []
         found: dict[int, tuple[bool, ...]] = {1: (False,)} if self.request.allows("tp", 1) else {}

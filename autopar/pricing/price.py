@@ -364,7 +364,7 @@ def _sized_for(
 
 CACHED_SIZES = 64
 _CACHE: dict[Any, tuple[BlockClass, _Sized]] = {}
-"""By identity: hashing a class of hundreds of operators costs more than pricing it. The class is held, so its id stays its own."""
+"""By identity: hashing a class of hundreds of operators costs more than pricing it. Held, so that its id stays its own."""
 
 
 def _mode(option: str) -> Literal["none", "selective", "full"]:
