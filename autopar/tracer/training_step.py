@@ -92,13 +92,17 @@ def _record(source: Source, model: nn.Module, lists: list[BlockList], batch: int
         with only_two_run(model, lists), recording as recorder:
             output = model(*args, **kwargs)
             source.loss_of(output, args, kwargs).backward()
-    except CaptureError:
-        raise
+    except CaptureError as error:
+        raise CaptureError(_with_spec(source, str(error))) from None
     except Exception as error:
         raise CaptureError(_failure(source, model, recorder, error)) from None
     finally:
         model.zero_grad(set_to_none=True)
     return recorder.recording
+
+
+def _with_spec(source: Source, message: str) -> str:
+    return message if message.startswith(source.spec) else f"{source.spec}: {message}"
 
 
 def _real_batch(source: Source, batch: int, seq: int) -> Any:
