@@ -137,7 +137,17 @@ def test_a_model_too_large_exits_3_and_says_by_how_much(capsys, tmp_path):
         atom.model_copy(update={"size": atom.size * 20_000}) if atom.name in ("hidden", "ffn") else atom
         for atom in graph.indices
     )
-    graph.model_copy(update={"indices": wide}).save(tmp_path / "wide.json")
+    classes = tuple(
+        item.model_copy(
+            update={
+                "parameters": tuple(
+                    p.model_copy(update={"shape": tuple(20_000 * n for n in p.shape)}) for p in item.parameters
+                )
+            }
+        )
+        for item in graph.block_classes
+    )
+    graph.model_copy(update={"indices": wide, "block_classes": classes}).save(tmp_path / "wide.json")
     status, _, err = run(
         capsys,
         "plan",
