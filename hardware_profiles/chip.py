@@ -18,6 +18,12 @@ DTYPE_NAMES = {
     "fp8": "fp8", "float8": "fp8", "fp8-cs": "fp8", "mxfp8": "fp8", "int8": "int8", "nvfp4": "nvfp4", "fp4": "nvfp4",
 }  # fmt: skip
 
+RUNS_AS = {
+    "nvfp4": ("fp8", "bf16", "fp16", "fp32"), "fp8": ("bf16", "fp16", "fp32"), "int8": ("bf16", "fp16", "fp32"),
+    "bf16": ("fp32",), "fp16": ("fp32",), "tf32": ("fp32",), "fp32": ("fp64",), "fp64": (),
+}  # fmt: skip
+"""What takes a dtype's values without loss, narrowest first: bf16 has the exponents of fp32, which fp16 lacks."""
+
 
 def normal_dtype(name: str) -> str:
     """The one name of a dtype: bf16, fp16, fp32, tf32, fp64, fp8, int8, nvfp4. Raises KeyError for an unknown one."""
@@ -172,14 +178,12 @@ class Chip(Facts):
         return self.host_us * 1e-6
 
     def peak_flops(self, dtype: str) -> float:
-        """Dense peak FLOP/s of a dtype; one the chip lacks runs at the next wider one it has (fp8, bf16, fp16, fp32).
+        """Dense peak FLOP/s of a dtype; one that the chip lacks runs as the first of `RUNS_AS` that it has.
 
         Raises KeyError for an unknown dtype name.
         """
-        order = ["nvfp4", "fp8", "int8", "bf16", "fp16", "tf32", "fp32", "fp64"]
-        for name in order[order.index(normal_dtype(dtype)) :]:
-            if name == "tf32" and normal_dtype(dtype) == "fp32":
-                continue
-            if name in self.teraflops:
-                return self.teraflops[name] * 1e12
+        name = normal_dtype(dtype)
+        for wider in (name, *RUNS_AS[name]):
+            if wider in self.teraflops:
+                return self.teraflops[wider] * 1e12
         return min(self.teraflops.values()) * 1e12
