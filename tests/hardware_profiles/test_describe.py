@@ -35,7 +35,7 @@ def test_a_page_shows_the_figures_of_the_file():
 
 
 def test_an_unknown_name_gets_the_nearest():
-    with pytest.raises(ProfileError, match="did you mean 'h200'"):
+    with pytest.raises(ProfileError, match="did you mean 'h200x8'"):
         describe_one("h200x")
 
 
