@@ -50,7 +50,6 @@ def plan(
     Raises RequestError for a contradictory request, NoPlanFits when nothing fits, ProfileError, CaptureError.
     """
     from autopar.planner.request import Request
-    from autopar.planner.search import search
 
     machine = load_cluster(cluster)
     graph = model if isinstance(model, Graph) else capture(model, seq_len=seq_len, dtype=dtype)
@@ -67,10 +66,8 @@ def plan(
         time_limit=time_limit,
         memory_margin=memory_margin,
     )
-    found = search(graph, machine, request)
-    if isinstance(model, str | Path) and not is_graph_file(model):
-        found = _dry_run(found, model, graph, machine, request)
-    return with_simulated_figures(found)
+    runnable = model if isinstance(model, str | Path) and not is_graph_file(model) else None
+    return with_simulated_figures(_search_with_dry_run(graph, machine, request, runnable))
 
 
 def simulate(plan: Plan, *, slow: Mapping[int, float] | None = None) -> Timeline:
@@ -148,5 +145,39 @@ def is_graph_file(spec: str | Path) -> bool:
         return '"autopar-graph/' in stream.read(4096)
 
 
-def _dry_run(found: Plan, model: str | Path, graph: Graph, cluster: Cluster, request: Request) -> Plan:
-    return found
+def dry_run(plan: Plan, model: str | Path) -> Plan:
+    """The plan marked ``passed`` with the attribute patches it needs, or PlanMismatch with the reason it does not run.
+
+    One training step on meta tensors with the plan's local shapes; no process group, no memory.
+    """
+    from autopar.runtime.dry_run import dry_run as rehearse
+    from autopar.tracer import rehearsal
+
+    module, step = rehearsal(model, plan.workload.seq_len, plan.workload.dtype)
+    result = rehearse(module, step, plan)
+    if not result.passed:
+        raise PlanMismatch(
+            f"the model's code does not accept the plan's local shapes (tp={plan.mesh.tp}): {result.reason}"
+        )
+    options = plan.options | ({"local_attributes": ",".join(result.patches)} if result.patches else {})
+    return plan.model_copy(update={"dry_run": "passed", "options": options})
+
+
+def _search_with_dry_run(graph: Graph, machine: Cluster, request: Request, model: str | Path | None) -> Plan:
+    """Plan; where the model's code refuses the plan's local shapes, plan again without that tp degree."""
+    from autopar.planner.search import search
+
+    refused: dict[int, str] = {}
+    while True:
+        found = search(graph, machine, request.without_tp(tuple(refused)))
+        if model is None:
+            return found
+        try:
+            passed = dry_run(found, model)
+        except PlanMismatch as error:
+            if found.mesh.tp == 1 or request.value("tp") is not None:
+                raise
+            refused[found.mesh.tp] = str(error)
+            continue
+        notes = tuple(f"tp={degree} was refused: {reason}" for degree, reason in refused.items())
+        return passed.model_copy(update={"notes": (*passed.notes, *notes)})

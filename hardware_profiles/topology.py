@@ -73,6 +73,13 @@ class Topology:
             node += group.nodes - group.spare
         self.nodes = self.place(self.devices - 1).node + 1
 
+    @property
+    def devices_in_reach(self) -> int:
+        """Devices that reach each other without the network: of one node, or of one NVLink domain."""
+        per_node = min(group.devices_per_node for group in self.cluster.node_groups)
+        per_domain = self.cluster.fabric.nodes_per_domain if self.cluster.fabric.kind == "nvlink_domain" else None
+        return min(per_node * (per_domain or 1), self.devices)
+
     def place(self, device: int) -> Place:
         """Where a device is. Raises IndexError outside the cluster."""
         if not 0 <= device < self.cluster.devices:

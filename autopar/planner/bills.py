@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 from autopar.planner.columns import Column
@@ -193,6 +193,7 @@ class Bills:
         return max(seconds * (1 - self.overlap), seconds - beside)
 
 
+@cache
 def _in_flight(schedule: str, stage: int, stages: int, m: int, v: int) -> tuple[int, ...]:
     assert schedule in ("gpipe", "1f1b", "interleaved")
     return in_flight(schedule, stage, stages, m, v)  # type: ignore[arg-type]

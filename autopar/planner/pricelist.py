@@ -8,7 +8,7 @@ from autopar.documents.graph import Graph
 from autopar.planner.request import Request
 from autopar.planner.sharding import divisions
 from autopar.planner.space import divisors
-from autopar.pricing import BlockPrice, Boundary, Division, Setting, price_block, undivided
+from autopar.pricing import BlockPrice, Boundary, Division, Setting, State, price_block, undivided
 from hardware_profiles.chip import Chip
 from hardware_profiles.topology import Topology
 
@@ -25,8 +25,13 @@ class PriceList:
         self._ends = ends
 
     def degrees(self) -> dict[int, tuple[bool, ...]]:
-        """Tp degree -> which of sp (False, True) every class has a division for."""
-        wanted = [d for d in divisors(self.topology.devices) if d > 1 and self.request.allows("tp", d)]
+        """Degree of tp -> which of sp (False, True) every class has a division for.
+
+        Degrees stay within the devices that reach each other without the network, unless one is fixed.
+        """
+        most = self.request.value("tp") or self.topology.devices_in_reach
+        wanted = [d for d in divisors(self.topology.devices) if 1 < d <= most and self.request.allows("tp", d)]
+        wanted = [d for d in wanted if d not in self.request.refused_tp]
         if "tp" in self.request.forbidden:
             wanted = []
         found: dict[int, tuple[bool, ...]] = {1: (False,)} if self.request.allows("tp", 1) else {}
@@ -37,17 +42,33 @@ class PriceList:
         return found
 
     def _common(self, degrees: Sequence[int], sp: bool) -> list[int]:
+        """Degrees at which every class has a division; blocks first, then the ends with most work."""
+        boundary: Boundary = "sequence" if sp else "replicated"
         left = list(degrees)
-        blocks_first = sorted(self.graph.class_counts, key=lambda name: name in self._ends)
-        for name in blocks_first:
-            if left:
-                boundary: Boundary = "sequence" if sp else "replicated"
-                found = divisions(
-                    self.graph, name, boundary, left, self.request.seq_len, may_stay_whole=name in self._ends
-                )
-                self._divisions[name, sp] = found
-                left = [degree for degree in left if degree in found]
+        pinned: dict[int, dict[str, State]] = {degree: {} for degree in degrees}
+        for name in sorted(self.graph.class_counts, key=self._order):
+            if not left:
+                break
+            is_end = name in self._ends
+            found = divisions(
+                self.graph, name, boundary, left, self.request.seq_len, is_end, pinned if is_end else None
+            )
+            self._divisions[name, sp] = found
+            left = [degree for degree in left if degree in found]
+            if is_end:
+                # A parameter that two ends share (tied embeddings) is stored as the first of them decides.
+                for degree in left:
+                    pinned[degree] |= self._states(name, found[degree])
         return left
+
+    def _order(self, name: str) -> tuple[bool, float]:
+        block_class = self.graph.class_by_name[name]
+        return name in self._ends, -block_class.flops("executed", self.graph.sizes(1, self.request.seq_len))
+
+    def _states(self, name: str, division: Division) -> dict[str, State]:
+        parameters = self.graph.class_by_name[name].parameters
+        held = [(p.name, p.tensor) for p in parameters if p.tensor is not None]
+        return {own: division.states[tensor] for own, tensor in held if tensor in division.states}
 
     def division(self, class_name: str, tp: int, sp: bool) -> Division:
         """The division of a class at a degree that `degrees` names."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from autopar.errors import RequestError
@@ -36,6 +36,8 @@ class Request:
     devices: int | None = None
     time_limit: float | None = None
     memory_margin: float = 0.05
+    refused_tp: tuple[int, ...] = ()
+    """Degrees that a dry run showed the model's code not to accept."""
 
     @classmethod
     def parse(cls, *, fixed: Mapping[str, Any], forbidden: Sequence[str], **values: Any) -> Request:
@@ -45,6 +47,10 @@ class Request:
         request = cls(**{**vars(request), "kernels": cast(Kernels, kernels)})
         _check(request)
         return request
+
+    def without_tp(self, degrees: tuple[int, ...]) -> Request:
+        """The request with some tp degrees left out."""
+        return replace(self, refused_tp=degrees)
 
     def value(self, key: str) -> int | None:
         """A fixed number."""

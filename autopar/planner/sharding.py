@@ -15,7 +15,7 @@ division of that kind exists for an embedding or a head (a vocabulary that does 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,6 +48,10 @@ EPSILON_SECONDS = 1e-9
 """A conversion that moves nothing still costs this, so that none stands where none is needed."""
 
 
+Pinned = Mapping[int, Mapping[str, State]]
+"""Degree -> parameter -> its state."""
+
+
 @dataclass(frozen=True)
 class Option:
     """One way to run an operator: the states of its reads and writes."""
@@ -66,44 +70,66 @@ def divisions(
     degrees: Sequence[int],
     seq_len: int,
     may_stay_whole: bool = False,
+    pinned: Pinned | None = None,
 ) -> dict[int, Division]:
-    """Degree -> the cheapest division of a class, for the degrees that have one."""
+    """Degree -> the cheapest division of a class, for the degrees that have one.
+
+    `pinned`: degree -> states that parameters have in another class (tied ones).
+    """
     sizes = graph.sizes(1, seq_len)
-    by_pattern: dict[frozenset[int], list[int]] = {}
+    by_pattern: dict[tuple[frozenset[int], tuple[tuple[str, State], ...]], list[int]] = {}
     for degree in degrees:
         pattern = frozenset(atom for atom, size in sizes.items() if size % degree == 0)
-        by_pattern.setdefault(pattern, []).append(degree)
+        states = tuple(sorted((pinned or {}).get(degree, {}).items()))
+        by_pattern.setdefault((pattern, states), []).append(degree)
     found: dict[int, Division] = {}
-    for alike in by_pattern.values():
-        division = divide(graph, class_name, boundary, max(alike), seq_len)
+    for (_, states), alike in by_pattern.items():
+        division = divide(graph, class_name, boundary, max(alike), seq_len, False, dict(states))
         if division is None and may_stay_whole:
-            division = divide(graph, class_name, boundary, max(alike), seq_len, may_stay_whole=True)
+            division = divide(graph, class_name, boundary, max(alike), seq_len, True, dict(states))
         if division is not None:
             found.update(dict.fromkeys(alike, division))
     return found
 
 
 def divide(
-    graph: Graph, class_name: str, boundary: Boundary, degree: int, seq_len: int, may_stay_whole: bool = False
+    graph: Graph,
+    class_name: str,
+    boundary: Boundary,
+    degree: int,
+    seq_len: int,
+    may_stay_whole: bool = False,
+    pinned: Mapping[str, State] | None = None,
 ) -> Division | None:
-    """The cheapest division of a class at one degree; None where there is none."""
-    return _Programme(graph, class_name, boundary, degree, seq_len, may_stay_whole).division()
+    """The cheapest division of a class at one degree; None where there is none. `pinned`: states of tied parameters."""
+    return _Programme(graph, class_name, boundary, degree, seq_len, may_stay_whole, pinned or {}).division()
 
 
 class _Programme:
     """The integer programme of one class."""
 
     def __init__(
-        self, graph: Graph, class_name: str, boundary: Boundary, degree: int, seq_len: int, may_stay_whole: bool
+        self,
+        graph: Graph,
+        class_name: str,
+        boundary: Boundary,
+        degree: int,
+        seq_len: int,
+        may_stay_whole: bool,
+        pinned: Mapping[str, State],
     ) -> None:
         self.block_class: BlockClass = graph.class_by_name[class_name]
-        self.boundary, self.degree, self.may_stay_whole = boundary, degree, may_stay_whole
+        self.boundary, self.degree = boundary, degree
+        self.may_stay_whole, self.pinned = may_stay_whole, pinned
         self.follows = {atom.id: atom.follows for atom in graph.indices}
         self.sizes = graph.sizes(1, seq_len)
         self.forward = [operator for operator in self.block_class.operators if operator.phase == "forward"]
         self.learned = _learned(self.block_class, self.forward)
         self.writer = {tensor: operator.id for operator in self.forward for tensor in operator.writes}
-        self.options = {operator.id: list(self._options(operator)) for operator in self.forward}
+        self.options = {
+            operator.id: [option for option in self._options(operator) if self._agrees(option)]
+            for operator in self.forward
+        }
         self.links = links(self.block_class, self.forward)
 
     # Options of one operator.
@@ -130,6 +156,14 @@ class _Programme:
                 option = self._divided(operator, number, name)
                 if self._storable(option) and all(option.reads[read].kind == "S" for read in stored):
                     yield option
+
+    def _agrees(self, option: Option) -> bool:
+        """Whether parameters that another class holds too are stored as it stores them."""
+        for tensor, state in option.reads.items():
+            wanted = self.pinned.get(self.block_class.tensor_by_id[tensor].parameter or "")
+            if wanted is not None and (state.kind == "S" or wanted.kind == "S") and state != wanted:
+                return False
+        return True
 
     def _whole(self, operator: Operator, state: State) -> Option:
         reads = {read: state if read in self.learned else WHOLE for read in operator.reads}

@@ -7,15 +7,14 @@ take equal time and 1F1B keeps less. Interleaved with every number of chunks tha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from autopar.errors import RequestError
 from autopar.legality import Choices, problems
 from autopar.planner.request import Request
 
 
-@dataclass(frozen=True)
-class Configuration:
+class Configuration(NamedTuple):
     """One point of the space, before blocks are given to stages."""
 
     pp: int
@@ -27,11 +26,6 @@ class Configuration:
     schedule: str
     virtual_stages: int
     zero: int
-
-    @property
-    def accumulates_whole(self) -> bool:
-        """Whether gradients stay whole until the step ends (pipelines)."""
-        return self.pp > 1
 
 
 def configurations(

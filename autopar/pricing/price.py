@@ -316,7 +316,7 @@ class _Pricer:
     def _collectives(self, phase: Literal["forward", "backward"], number: int) -> tuple[Collective, ...]:
         moved: dict[str, list[float]] = {}
         for conversion in self.division.conversions:
-            kind = conversion.forward if phase == "forward" else conversion.backward
+            kind: str = conversion.forward if phase == "forward" else conversion.backward
             if kind not in ("identity", "slice"):
                 moved.setdefault(kind, []).append(_at(self._bytes(conversion.site.tensor), number))
         for use in self.division.composites:
@@ -338,7 +338,7 @@ class _Pricer:
         seconds = sum(collective_seconds(name, size, self.setting.group, self.setting.chip) for size in sizes)
         return Collective.model_construct(
             axis="tp",
-            kind=kind,
+            kind=name,
             count=len(sizes),
             bytes=sum(sizes) / len(sizes),
             seconds=seconds,
@@ -364,7 +364,7 @@ def _sized_for(
 
 CACHED_SIZES = 64
 _CACHE: dict[Any, tuple[BlockClass, _Sized]] = {}
-"""By identity: hashing a class of hundreds of operators costs more than pricing it. The class is held, so its id stays its own."""
+"""By identity: hashing a class of hundreds of operators costs more than pricing it. Held, so that its id stays its own."""
 
 
 def _mode(option: str) -> Literal["none", "selective", "full"]:
