@@ -77,8 +77,7 @@ class Topology:
     def devices_in_reach(self) -> int:
         """Devices that reach each other without the network: of one node, or of one NVLink domain."""
         per_node = min(group.devices_per_node for group in self.cluster.node_groups)
-        per_domain = self.cluster.fabric.nodes_per_domain if self.cluster.fabric.kind == "nvlink_domain" else None
-        return min(per_node * (per_domain or 1), self.devices)
+        return min(per_node * self.nodes_per_unit, self.devices)
 
     def place(self, device: int) -> Place:
         """Where a device is. Raises IndexError outside the cluster."""
