@@ -86,7 +86,7 @@ def test_explain_says_what_each_stage_holds(capsys, tmp_path):
 
 def test_profiles_lists_clusters_and_shows_sources(capsys):
     assert "h100x16384" in run(capsys, "profiles")[1]
-    assert "source" in run(capsys, "profiles", "a100x64")[1].lower()
+    assert "DGX A100" in run(capsys, "profiles", "a100x64")[1]
 
 
 @pytest.mark.parametrize(
