@@ -41,7 +41,7 @@ class Intra(Facts):
 class Nics(Facts):
     """Network ports of one node."""
 
-    count: int = Field(ge=1)
+    count: int = Field(ge=1, le=1024)
     gigabits_per_second: float = Field(gt=0)
     """Each port, each direction."""
     kind: Literal["infiniband", "roce", "ethernet", "omnipath", "efa"]
@@ -71,11 +71,11 @@ class NodeGroup(Facts):
     model_config = ConfigDict(json_schema_extra=_from_the_chips_link)
 
     name: str
-    nodes: int = Field(ge=1)
+    nodes: int = Field(ge=1, le=1_000_000)
     spare: int = Field(default=0, ge=0)
     """Of these, kept out of the plan."""
     chip: Annotated[Chip, OrText("name of a built-in chip, or path of a chip file, from the cluster file's folder")]
-    devices_per_node: int = Field(ge=1)
+    devices_per_node: int = Field(ge=1, le=1024)
     usable_memory_gib: float | None = Field(default=None, gt=0)
     """Default: the chip's memory; less where a display or another tenant takes some."""
     intra: Intra
