@@ -167,11 +167,10 @@ class Bills:
     def per_micro_batch(self, forward: float, backward: float, dp: DataParallel) -> float:
         """Seconds of one forward and one backward, with what of the collectives in each does not hide behind it."""
         seconds = forward + backward
-        if dp.gathers == "each_action":
-            seconds += self._exposed(dp.gather, forward) + self._exposed(dp.gather, backward)
-        if dp.reduces == "each_backward":
-            seconds += self._exposed(dp.reduce, backward)
-        return seconds
+        gather = dp.gather if dp.gathers == "each_action" else 0.0
+        reduce = dp.reduce if dp.reduces == "each_backward" else 0.0
+        # A backward's gathers and reductions share its compute and the network.
+        return seconds + self._exposed(gather, forward) + self._exposed(gather + reduce, backward)
 
     def once(self, forward: float, backward: float, dp: DataParallel, parameters: float) -> float:
         """Seconds that a rank spends once a step: exposed gathers and reductions, the update."""

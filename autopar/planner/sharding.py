@@ -21,7 +21,7 @@ from typing import Literal
 
 import pulp
 
-from autopar.documents.graph import BlockClass, Graph, Operator
+from autopar.documents.graph import BlockClass, Graph, LocalDim, Operator
 from autopar.planner.sites import links
 from autopar.planner.solver import solve
 from autopar.pricing.division import (
@@ -77,9 +77,11 @@ def divisions(
     `pinned`: degree -> states that parameters have in another class (tied ones).
     """
     sizes = graph.sizes(1, seq_len)
+    tensors = graph.class_by_name[class_name].tensors
+    divisible = {atoms[0] for tensor in tensors for atoms in tensor.dims if atoms}
     by_pattern: dict[tuple[frozenset[int], tuple[tuple[str, State], ...]], list[int]] = {}
     for degree in degrees:
-        pattern = frozenset(atom for atom, size in sizes.items() if size % degree == 0)
+        pattern = frozenset(atom for atom in divisible if sizes[atom] % degree == 0)
         states = tuple(sorted((pinned or {}).get(degree, {}).items()))
         by_pattern.setdefault((pattern, states), []).append(degree)
     found: dict[int, Division] = {}
@@ -149,6 +151,8 @@ class _Programme:
             atom = divided_atom(self.block_class, dim)
             if atom is None or self.follows[atom] == "batch" or self.sizes[atom] % self.degree:
                 continue
+            if not self._is_outermost(dim):
+                continue
             if self.follows[atom] == "sequence" and self.boundary != "sequence":
                 continue
             names = [item.name for item in dim.composites if item.name in CARRIED_OUT] if dim.role == "whole" else [""]
@@ -156,6 +160,14 @@ class _Programme:
                 option = self._divided(operator, number, name)
                 if self._storable(option) and all(option.reads[read].kind == "S" for read in stored):
                     yield option
+
+    def _is_outermost(self, dim: LocalDim) -> bool:
+        """Whether only batch stands outside it in every tensor: what a rank holds is then contiguous in a dim."""
+        for spot in (*dim.reads, *dim.writes):
+            outside = self.block_class.tensor_by_id[spot.tensor].dims[spot.dim][: spot.atom]
+            if any(self.follows[atom] != "batch" for atom in outside):
+                return False
+        return True
 
     def _agrees(self, option: Option) -> bool:
         """Whether parameters that another class holds too are stored as it stores them."""

@@ -103,10 +103,12 @@ def _why_none(request: Request, devices: int, blocks: int, tps: tuple[int, ...])
     fixed = {key: value for key, value in request.fixed.items() if isinstance(value, int)}
     tp, pp = fixed.get("tp", 1), fixed.get("pp", 1)
     said = ", ".join(f"{key}={value}" for key, value in request.fixed.items()) or "nothing fixed"
-    if "tp" in fixed and tp not in tps:
-        return f"tp({tp}) does not divide the model's heads, feed-forward or vocabulary evenly; possible: {list(tps)}"
     if devices % (tp * pp):
         return f"pp({pp}) * tp({tp}) = {pp * tp} does not divide the {devices} devices"
+    if "tp" in fixed and tp not in tps:
+        return (
+            f"tp={tp}: the model has no division by {tp}: heads, feed-forward and hidden sizes must be multiples of it"
+        )
     dp = fixed.get("dp", devices // (tp * pp))
     choices = Choices(
         devices=devices,
