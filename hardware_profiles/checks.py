@@ -68,7 +68,7 @@ def _switches(group: NodeGroup) -> Iterator[str]:
             yield f"intra: switch_groups and host_bridge_shared_by are for pcie, but intra.kind is {intra.kind}"
         return
     listed = sorted(device for part in intra.switch_groups or () for device in part)
-    if intra.switch_groups is not None and listed != list(range(devices)):
+    if intra.switch_groups is not None and (len(listed) != devices or listed != list(range(devices))):
         yield f"intra.switch_groups: must name each of devices 0 to {devices - 1} once"
     if intra.host_bridge_shared_by > devices:
         yield f"intra.host_bridge_shared_by: {intra.host_bridge_shared_by} is more than the node's {devices} devices"

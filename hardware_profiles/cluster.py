@@ -7,17 +7,23 @@ is the answer in the form that cost models price.
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, model_validator
 
 from hardware_profiles.chip import GIB, Chip
 from hardware_profiles.chip import Curve as Curve
 from hardware_profiles.schema import Facts, OrText, Schema
 
+LINKED_AS = {"nvlink": "nvswitch", "xgmi": "xgmi", "pcie": "pcie", "none": "shared_memory"}
+"""How a node's devices are linked that have such ports, unless its file says otherwise."""
+
 
 class Intra(Facts):
     """Links between the devices of one node: per device, each direction."""
+
+    # in a file nothing is required, for the chip's link fills in what is missing
+    model_config = ConfigDict(json_schema_extra=lambda schema: schema.update(required=[]))
 
     kind: Literal["nvswitch", "nvlink_mesh", "xgmi", "pcie", "shared_memory"]
     gigabytes_per_second: float = Field(gt=0)
@@ -35,7 +41,7 @@ class Intra(Facts):
 class Nics(Facts):
     """Network ports of one node."""
 
-    count: int = Field(ge=1)
+    count: int = Field(ge=1, le=1024)
     gigabits_per_second: float = Field(gt=0)
     """Each port, each direction."""
     kind: Literal["infiniband", "roce", "ethernet", "omnipath", "efa"]
@@ -53,20 +59,39 @@ class Host(Facts):
     shared_by_devices: int = Field(default=1, ge=1)
 
 
+def _from_the_chips_link(schema: dict[str, Any]) -> None:
+    """In a file, what `intra` leaves out comes from the chip."""
+    schema["required"].remove("intra")
+    schema["properties"]["intra"]["description"] = "default: the chip's link"
+
+
 class NodeGroup(Facts):
     """Equal nodes."""
 
+    model_config = ConfigDict(json_schema_extra=_from_the_chips_link)
+
     name: str
-    nodes: int = Field(ge=1)
+    nodes: int = Field(ge=1, le=1_000_000)
     spare: int = Field(default=0, ge=0)
     """Of these, kept out of the plan."""
     chip: Annotated[Chip, OrText("name of a built-in chip, or path of a chip file, from the cluster file's folder")]
-    devices_per_node: int = Field(ge=1)
+    devices_per_node: int = Field(ge=1, le=1024)
     usable_memory_gib: float | None = Field(default=None, gt=0)
     """Default: the chip's memory; less where a display or another tenant takes some."""
     intra: Intra
+    """Overrides the chip's link, which says kind and bandwidth where this does not."""
     nics: Nics | None = None
     host: Host
+
+    @model_validator(mode="before")
+    @classmethod
+    def _linked_as_the_chip_is(cls, data: Any) -> Any:
+        chip = data.get("chip") if isinstance(data, dict) else None
+        intra = data.get("intra", {}) if isinstance(data, dict) else None
+        if not isinstance(chip, Chip) or not isinstance(intra, dict) or chip.link.kind not in LINKED_AS:
+            return data
+        link = {"kind": LINKED_AS[chip.link.kind], "gigabytes_per_second": chip.link.gigabytes_per_second}
+        return {**data, "intra": link | intra if intra.get("kind", link["kind"]) == link["kind"] else intra}
 
     @property
     def devices(self) -> int:

@@ -117,7 +117,7 @@ def _with_chip(group: Any, path: Path, number: int) -> Any:
         return group
     chip = group["chip"]
     if isinstance(chip, dict):
-        return {**group, "chip": _with_tables(chip, path)}
+        return {**group, "chip": _inline_chip(chip, path, number)}
     if not isinstance(chip, str):
         at = f"{path}: node_groups.{number}.chip"
         raise ProfileError(f"{at}: must be a chip's name, the path of a chip file, or a mapping, given {chip!r}")
@@ -125,6 +125,15 @@ def _with_chip(group: Any, path: Path, number: int) -> Any:
         return {**group, "chip": load_chip(_beside(chip, path))}
     except ProfileError as error:
         raise ProfileError(f"{path}: node_groups.{number}.chip: {error}") from None
+
+
+def _inline_chip(chip: dict[str, Any], path: Path, number: int) -> Chip:
+    """Read before its node group, whose links may come from it."""
+    data = _with_tables(chip, path)
+    try:
+        return Chip.model_validate(data)
+    except ValidationError as error:
+        raise ProfileError(f"{path}: {readable(error, Chip, within=f'node_groups.{number}.chip')}") from None
 
 
 def _beside(chip: str, path: Path) -> str | Path:

@@ -57,10 +57,13 @@ def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 
-def readable(error: ValidationError, model: type[BaseModel], most: int = 5) -> str:
-    """A pydantic error in plain words: one line per field with what was given and what is allowed."""
+def readable(error: ValidationError, model: type[BaseModel], most: int = 5, within: str = "") -> str:
+    """A pydantic error in plain words: one line per field with what was given and what is allowed.
+
+    `within` is the path of the model in its document.
+    """
     problems = error.errors()
-    lines = [_problem(problem, model) for problem in problems[:most]]
+    lines = [f"{within}.{line}" if within else line for line in (_problem(item, model) for item in problems[:most])]
     if len(problems) > most:
         lines.append(f"and {len(problems) - most} more")
     return "\n".join(lines)

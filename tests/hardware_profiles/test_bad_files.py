@@ -226,6 +226,20 @@ def test_a_chip_may_stand_in_the_cluster_file_itself(tmp_path):
     assert load_cluster(path).node_groups[0].chip.name == "tiny"
 
 
+def test_a_node_is_linked_as_its_chip_is_unless_the_file_says_otherwise(tmp_path):
+    def intra(value):
+        path = tmp_path / "mine.yaml"
+        path.write_text(yaml.safe_dump(changed("node_groups.0.intra", value)))
+        found = load_cluster(path).node_groups[0].intra
+        return found.kind, found.gigabytes_per_second, found.latency_us
+
+    assert intra(...) == ("nvswitch", 300, 2.5)
+    assert intra({"latency_us": 1}) == ("nvswitch", 300, 1)
+    assert intra({"gigabytes_per_second": 100}) == ("nvswitch", 100, 2.5)
+    with pytest.raises(ProfileError, match="gigabytes_per_second: missing"):
+        intra({"kind": "pcie"})
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

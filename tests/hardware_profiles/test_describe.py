@@ -1,6 +1,8 @@
 """The pages of built-in profiles, and the schema that editors check cluster files by."""
 
 import json
+import subprocess
+import sys
 
 import jsonschema
 import pytest
@@ -43,6 +45,21 @@ def test_an_unknown_name_gets_the_nearest():
 def test_the_schema_takes_cluster_files_as_they_are_written(name):
     data = yaml.safe_load((HERE / "clusters" / f"{name}.yaml").read_text(encoding="utf-8"))
     jsonschema.validate(data, json.loads(json.dumps(Cluster.model_json_schema())))
+
+
+def test_the_schema_takes_what_the_loader_fills_in_from_the_chip():
+    data = yaml.safe_load((HERE / "clusters" / "a100x8.yaml").read_text(encoding="utf-8"))
+    for intra in ({"latency_us": 1.0}, None):
+        data["node_groups"][0].pop("intra", None)
+        data["node_groups"][0] |= {"intra": intra} if intra else {}
+        jsonschema.validate(data, Cluster.model_json_schema())
+
+
+def test_reading_a_profile_imports_neither_networkx_nor_numpy():
+    code = "import sys, hardware_profiles.profile as p; p.load_cluster('a100x64'); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "hardware_profiles.cluster" in loaded
+    assert not {"networkx", "numpy", "torch"} & set(loaded)
 
 
 def test_the_schema_refuses_another_format_and_an_unknown_field():

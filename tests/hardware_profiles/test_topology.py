@@ -245,6 +245,19 @@ def test_a_ring_leaves_a_leaf_once_however_many_nodes_it_has_there():
     assert Topology(cluster(8, 8, 8, NVSWITCH, fabric)).strided(8, 8).inter_bytes_per_second == 25e9
 
 
+def test_the_worst_replica_is_the_one_that_crosses_leaves():
+    """Three nodes each: the first lie below one leaf, the second have one node there and two below the next."""
+    fabric = fat_tree(4, 4.0)
+    topology = Topology(cluster(6, 8, 8, NVSWITCH, fabric))
+    assert topology.group([0, 8, 16]).inter_bytes_per_second == 25e9
+    assert topology.strided(3, 8).inter_bytes_per_second == 25e9 / 4
+
+
+def test_the_uplinks_of_a_leaf_with_half_its_nodes_are_shared_by_half_as_many():
+    topology = Topology(cluster(6, 8, 8, NVSWITCH, fat_tree(4, 4.0)))
+    assert topology.group([0, 8, 32]).inter_bytes_per_second == 25e9 / 2
+
+
 def test_without_an_nvswitch_a_send_to_another_rail_passes_the_spine():
     intra = Intra(kind="pcie", gigabytes_per_second=24)
     topology = Topology(cluster(4, 8, 8, intra, fat_tree(4, 2.0, "rail_optimized")))
