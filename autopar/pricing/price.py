@@ -22,6 +22,7 @@ from autopar.pricing.fusion import external_tensors, fusion_groups
 from autopar.pricing.work import Amount, Work, work_of
 from cost_models.collectives import Kind, collective_seconds
 from cost_models.compute import (
+    ATTENTION_KERNEL,
     Kernels,
     attention_seconds,
     element_bytes,
@@ -211,6 +212,7 @@ class _Pricer:
                 head_dim=int(attributes["head_dim"]),
                 causal=bool(attributes["causal"]),
                 dtype=dtype,
+                kernel=ATTENTION_KERNEL[self.setting.kernels],
             )
         return pointwise_seconds(chip, self._moved(work), work.kind)
 
