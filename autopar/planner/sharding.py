@@ -15,52 +15,36 @@ division of that kind exists for an embedding or a head (a vocabulary that does 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import pulp
 
-from autopar.documents.graph import BlockClass, Graph, LocalDim, Operator
+from autopar.documents.graph import Graph
+from autopar.planner.options import Option, Options
 from autopar.planner.sites import links
 from autopar.planner.solver import solve
 from autopar.pricing.division import (
     FORWARD,
     PARTIAL,
     WHOLE,
-    WHOLE_PARTIAL_GRADIENT,
     Boundary,
     CompositeUse,
     Division,
     SiteConversion,
     State,
-    divided_atom,
     is_view,
-    position_state,
 )
 from autopar.pricing.work import kind_of, work_of
 
 FLOPS_PER_SECOND, BYTES_PER_SECOND, LINK_BYTES_PER_SECOND = 500e12, 2e12, 300e9
 """A typical device: only ratios matter, and the answers are priced again on the real one."""
-CARRIED_OUT = ("vocab_parallel",)
-"""Composites that the runtime carries out."""
 EPSILON_SECONDS = 1e-9
 """A conversion that moves nothing still costs this, so that none stands where none is needed."""
 
 
 Pinned = Mapping[int, Mapping[str, State]]
 """Degree -> parameter -> its state."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """One way to run an operator: the states of its reads and writes."""
-
-    dim: int | None
-    reads: dict[int, State]
-    writes: dict[int, State]
-    share: float
-    composite: str = ""
 
 
 def divisions(
@@ -104,113 +88,16 @@ def divide(
     pinned: Mapping[str, State] | None = None,
 ) -> Division | None:
     """The cheapest division of a class at one degree; None where there is none. `pinned`: states of tied parameters."""
-    return _Programme(graph, class_name, boundary, degree, seq_len, may_stay_whole, pinned or {}).division()
+    return _Programme(Options(graph, class_name, boundary, degree, seq_len, may_stay_whole, pinned or {})).division()
 
 
 class _Programme:
     """The integer programme of one class."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        class_name: str,
-        boundary: Boundary,
-        degree: int,
-        seq_len: int,
-        may_stay_whole: bool,
-        pinned: Mapping[str, State],
-    ) -> None:
-        self.block_class: BlockClass = graph.class_by_name[class_name]
-        self.boundary, self.degree = boundary, degree
-        self.may_stay_whole, self.pinned = may_stay_whole, pinned
-        self.follows = {atom.id: atom.follows for atom in graph.indices}
-        self.sizes = graph.sizes(1, seq_len)
-        self.forward = [operator for operator in self.block_class.operators if operator.phase == "forward"]
-        self.learned = _learned(self.block_class, self.forward)
-        self.writer = {tensor: operator.id for operator in self.forward for tensor in operator.writes}
-        self.options = {
-            operator.id: [option for option in self._options(operator) if self._agrees(option)]
-            for operator in self.forward
-        }
+    def __init__(self, options: Options) -> None:
+        self.offered, self.options = options, options.of
+        self.block_class, self.forward, self.writer = options.block_class, options.forward, options.writer
         self.links = links(self.block_class, self.forward)
-
-    # Options of one operator.
-
-    def _options(self, operator: Operator) -> Iterator[Option]:
-        stored = (
-            []
-            if is_view(operator) or self.may_stay_whole
-            else [read for read in operator.reads if self._is_matrix(read)]
-        )
-        if not stored:
-            yield self._whole(operator, WHOLE)
-            yield self._whole(operator, WHOLE_PARTIAL_GRADIENT)
-        if is_view(operator) and operator.reads and operator.reads[0] in self.learned:
-            yield self._whole(operator, PARTIAL)
-        for number, dim in enumerate(operator.local_dims):
-            atom = divided_atom(self.block_class, dim)
-            if atom is None or self.follows[atom] == "batch" or self.sizes[atom] % self.degree:
-                continue
-            if not self._is_outermost(dim):
-                continue
-            if self.follows[atom] == "sequence" and self.boundary != "sequence":
-                continue
-            names = [item.name for item in dim.composites if item.name in CARRIED_OUT] if dim.role == "whole" else [""]
-            for name in names:
-                option = self._divided(operator, number, name)
-                if self._storable(option) and all(option.reads[read].kind == "S" for read in stored):
-                    yield option
-
-    def _is_outermost(self, dim: LocalDim) -> bool:
-        """Whether only batch stands outside it in every tensor: what a rank holds is then contiguous in a dim."""
-        for spot in (*dim.reads, *dim.writes):
-            outside = self.block_class.tensor_by_id[spot.tensor].dims[spot.dim][: spot.atom]
-            if any(self.follows[atom] != "batch" for atom in outside):
-                return False
-        return True
-
-    def _agrees(self, option: Option) -> bool:
-        """Whether parameters that another class holds too are stored as it stores them."""
-        for tensor, state in option.reads.items():
-            wanted = self.pinned.get(self.block_class.tensor_by_id[tensor].parameter or "")
-            if wanted is not None and (state.kind == "S" or wanted.kind == "S") and state != wanted:
-                return False
-        return True
-
-    def _whole(self, operator: Operator, state: State) -> Option:
-        reads = {read: state if read in self.learned else WHOLE for read in operator.reads}
-        writes = {write: state if write in self.learned else WHOLE for write in operator.writes}
-        return Option(None, reads, writes, 1.0)
-
-    def _divided(self, operator: Operator, number: int, composite: str) -> Option:
-        dim = operator.local_dims[number]
-        reads = {}
-        for read in operator.reads:
-            spot = position_state(dim, read, writes=False)
-            reads[read] = spot or (WHOLE_PARTIAL_GRADIENT if read in self.learned else WHOLE)
-        writes = {}
-        for write in operator.writes:
-            spot = position_state(dim, write, writes=True)
-            # What a summed or composite dim leaves, where the dim itself is gone, is a share of a sum; summing one number
-            # costs nothing worth a decision.
-            is_number = not self.block_class.tensor_by_id[write].atoms
-            writes[write] = spot or (PARTIAL if (dim.role == "summed" or composite) and not is_number else WHOLE)
-        return Option(number, reads, writes, 1.0 / self.degree, composite)
-
-    def _storable(self, option: Option) -> bool:
-        """Parameters are divided only along the outermost atom of a dim: what a rank stores is then contiguous in it."""
-        return all(
-            state.kind != "S" or state.atom == 0
-            for tensor, state in option.reads.items()
-            if self.block_class.tensor_by_id[tensor].parameter is not None
-        )
-
-    def _is_matrix(self, tensor: int) -> bool:
-        """A parameter of several dims, or a view of one."""
-        behind = [self.block_class.tensor_by_id[one] for one in self._behind(tensor)]
-        return any(one.parameter is not None and len(one.dims) > 1 for one in behind)
-
-    # The programme.
 
     def division(self) -> Division | None:
         problem = pulp.LpProblem("division", pulp.LpMinimize)
@@ -252,22 +139,7 @@ class _Programme:
         """The state of a tensor that the class does not make: None for parameters, which are stored as needed."""
         if tensor in self.writer or self.block_class.tensor_by_id[tensor].parameter is not None:
             return None
-        return self._boundary_state(tensor)
-
-    def _boundary_state(self, tensor: int) -> State:
-        """Hidden states cross a boundary divided along the sequence, or whole; tables and token ids always whole."""
-        found = self.block_class.tensor_by_id[tensor]
-        if self.boundary == "sequence" and self._is_hidden(tensor):
-            for dim, atoms in enumerate(found.dims):
-                for atom, number in enumerate(atoms):
-                    if self.follows[number] == "sequence":
-                        return State("S", dim, atom)
-        return WHOLE
-
-    def _is_hidden(self, tensor: int) -> bool:
-        """Whether it carries a gradient between blocks: a floating tensor that follows the batch."""
-        found = self.block_class.tensor_by_id[tensor]
-        return found.dtype in ("compute", "float32", "float64") and any(self.follows[a] == "batch" for a in found.atoms)
+        return self.offered.boundary_state(tensor)
 
     def _conversions(
         self, choose: dict[tuple[int, int], pulp.LpVariable]
@@ -278,7 +150,7 @@ class _Programme:
             produced = set(self._produced(link.tensor)) or {self._given(link.tensor) or WHOLE}
             wanted = {option.reads[link.tensor] for reader in link.readers for option in self.options[reader]}
             if link.leaves:
-                wanted.add(self._boundary_state(link.tensor))
+                wanted.add(self.offered.boundary_state(link.tensor))
             for source in produced:
                 for target in wanted:
                     if source != target and (source.kind, target.kind) in FORWARD and source.kind != target.kind:
@@ -306,7 +178,7 @@ class _Programme:
                 self._reader(problem, choose, convert, reader.id, tensor, by_tensor.get(tensor, []))
         for tensor in self.block_class.outputs:
             if tensor in self.writer:
-                wanted = self._boundary_state(tensor)
+                wanted = self.offered.boundary_state(tensor)
                 for state, made in self._produced(tensor).items():
                     if state != wanted and not self._leaves_converted(tensor, state, wanted, convert):
                         problem += pulp.LpAffineExpression([(choose[key], 1) for key in made]) == 0
@@ -357,7 +229,7 @@ class _Programme:
 
     def _seconds(self, operator: int, number: int) -> float:
         found = self.block_class.operator_by_id[operator]
-        work = work_of(self.block_class, found, self.sizes, 2)
+        work = work_of(self.block_class, found, self.offered.sizes, 2)
         option = self.options[operator][number]
         backward = 2 if kind_of(found) in ("matmul", "attention") else 1
         seconds = work.flops / FLOPS_PER_SECOND * (1 + backward) + work.bytes / BYTES_PER_SECOND * 2
@@ -365,8 +237,8 @@ class _Programme:
 
     def _conversion_seconds(self, number: int, source: State, target: State) -> float:
         conversion = SiteConversion(self.links[number].site, source, target)
-        full = self.block_class.tensor_by_id[self.links[number].tensor].bytes(self.sizes, 2)
-        part = (self.degree - 1) / self.degree * full / LINK_BYTES_PER_SECOND
+        full = self.block_class.tensor_by_id[self.links[number].tensor].bytes(self.offered.sizes, 2)
+        part = (self.offered.degree - 1) / self.offered.degree * full / LINK_BYTES_PER_SECOND
         weight = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "identity": 0.0, "slice": 0.0}
         return part * (weight[conversion.forward] + weight[conversion.backward]) + EPSILON_SECONDS
 
@@ -388,7 +260,7 @@ class _Programme:
             for operator in self.forward
             if not is_view(operator)
             for tensor in operator.reads
-            for behind in self._behind(tensor)
+            for behind in self.offered.behind(tensor)
             if chosen[operator.id].reads[tensor].kind in ("R", "R*") and states.get(behind, WHOLE).kind == "S"
         }
         composites = tuple(
@@ -398,7 +270,7 @@ class _Programme:
         )
         return Division(
             block_class=self.block_class.name,
-            boundary=self.boundary,
+            boundary=self.offered.boundary,
             divided={operator: option.dim for operator, option in chosen.items() if option.dim is not None},
             states=states,
             gathered=frozenset(gathered),
@@ -416,26 +288,6 @@ class _Programme:
         dim = self.block_class.operator_by_id[operator].local_dims[option.dim]
         composite = next(item for item in dim.composites if item.name == option.composite)
         return tuple(item for item in composite.collectives if option.writes.get(item[2]) != PARTIAL)
-
-    def _behind(self, tensor: int) -> Iterator[int]:
-        """A tensor and what it is a view of."""
-        yield tensor
-        writer = self.writer.get(tensor)
-        while writer is not None and is_view(self.block_class.operator_by_id[writer]):
-            tensor = self.block_class.operator_by_id[writer].reads[0]
-            yield tensor
-            writer = self.writer.get(tensor)
-
-
-def _learned(block_class: BlockClass, forward: list[Operator]) -> set[int]:
-    """Tensors that carry a gradient: inputs that follow the batch in floating point, parameters, and what comes of them."""
-    found = {tensor.id for tensor in block_class.tensors if tensor.parameter is not None}
-    floating = ("compute", "float32", "float64")
-    found |= {tensor for tensor in block_class.inputs[:1] if block_class.tensor_by_id[tensor].dtype in floating}
-    for operator in forward:
-        if found & set(operator.reads):
-            found |= {tensor for tensor in operator.writes if block_class.tensor_by_id[tensor].dtype in floating}
-    return found
 
 
 def _word(state: State) -> str:
