@@ -51,10 +51,11 @@ class Options:
         seq_len: int,
         may_stay_whole: bool,
         pinned: Mapping[str, State],
+        loss_parallel: bool,
     ) -> None:
         self.block_class: BlockClass = graph.class_by_name[class_name]
         self.boundary, self.degree = boundary, degree
-        self.may_stay_whole, self.pinned = may_stay_whole, pinned
+        self.may_stay_whole, self.pinned, self.loss_parallel = may_stay_whole, pinned, loss_parallel
         self.follows = {atom.id: atom.follows for atom in graph.indices}
         self.sizes = graph.sizes(1, seq_len)
         self.forward = [operator for operator in self.block_class.operators if operator.phase == "forward"]
@@ -84,11 +85,18 @@ class Options:
                 continue
             if self.follows[atom] == "sequence" and self.boundary != "sequence":
                 continue
-            names = [item.name for item in dim.composites if item.name in CARRIED_OUT] if dim.role == "whole" else [""]
+            names = self._composites(operator, dim) if dim.role == "whole" else [""]
             for name in names:
                 option = self._divided(operator, number, name)
                 if self._storable(option) and all(option.reads[read].kind == "S" for read in stored):
                     yield option
+
+    def _composites(self, operator: Operator, dim: LocalDim) -> list[str]:
+        """Composites offered; an embedding reads a matrix, a loss does not."""
+        is_loss = not any(self._is_matrix(read) for read in operator.reads)
+        if is_loss and not self.loss_parallel:
+            return []
+        return [item.name for item in dim.composites if item.name in CARRIED_OUT]
 
     def _is_outermost(self, dim: LocalDim) -> bool:
         """Whether only batch stands outside it in every tensor: what a rank holds is then contiguous in a dim."""

@@ -31,15 +31,18 @@ class PriceList:
         """
         most = self.request.value("tp") or self.topology.devices_in_reach
         wanted = [d for d in divisors(self.topology.devices) if 1 < d <= most and self.request.allows("tp", d)]
-        wanted = [d for d in wanted if d not in self.request.refused_tp]
         if "tp" in self.request.forbidden:
             wanted = []
         found: dict[int, tuple[bool, ...]] = {1: (False,)} if self.request.allows("tp", 1) else {}
         for sp in (False, True):
             if wanted and self.request.allows("sp", int(sp)) and not (sp and "sp" in self.request.forbidden):
-                for degree in self._common(wanted, sp):
+                for degree in self._common([d for d in wanted if self._may(d, sp)], sp):
                     found[degree] = (*found.get(degree, ()), sp)
         return found
+
+    def _may(self, degree: int, sp: bool) -> bool:
+        """Whether a dry run left it in; sequences that cross boundaries divided must divide evenly."""
+        return (degree, sp) not in self.request.refused and (not sp or self.request.seq_len % degree == 0)
 
     def _common(self, degrees: Sequence[int], sp: bool) -> list[int]:
         """Degrees at which every class has a division; blocks first, then the ends with most work."""
@@ -51,7 +54,14 @@ class PriceList:
                 break
             is_end = name in self._ends
             found = divisions(
-                self.graph, name, boundary, left, self.request.seq_len, is_end, pinned if is_end else None
+                self.graph,
+                name,
+                boundary,
+                left,
+                self.request.seq_len,
+                is_end,
+                pinned if is_end else None,
+                self.request.loss_parallel,
             )
             self._divisions[name, sp] = found
             left = [degree for degree in left if degree in found]

@@ -36,8 +36,10 @@ class Request:
     devices: int | None = None
     time_limit: float | None = None
     memory_margin: float = 0.05
-    refused_tp: tuple[int, ...] = ()
-    """Degrees that a dry run showed the model's code not to accept."""
+    refused: tuple[tuple[int, bool], ...] = ()
+    """(tp, sp) that a dry run showed the model's code not to accept."""
+    loss_parallel: bool = True
+    """Whether the loss may see logits divided along the vocabulary; a dry run shows where its code does not accept them."""
 
     @classmethod
     def parse(cls, *, fixed: Mapping[str, Any], forbidden: Sequence[str], **values: Any) -> Request:
@@ -48,9 +50,9 @@ class Request:
         _check(request)
         return request
 
-    def without_tp(self, degrees: tuple[int, ...]) -> Request:
-        """The request with some tp degrees left out."""
-        return replace(self, refused_tp=degrees)
+    def without(self, refused: tuple[tuple[int, bool], ...]) -> Request:
+        """The request with some (tp, sp) left out."""
+        return replace(self, refused=refused)
 
     def value(self, key: str) -> int | None:
         """A fixed number."""

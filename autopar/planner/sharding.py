@@ -55,10 +55,12 @@ def divisions(
     seq_len: int,
     may_stay_whole: bool = False,
     pinned: Pinned | None = None,
+    loss_parallel: bool = True,
 ) -> dict[int, Division]:
     """Degree -> the cheapest division of a class, for the degrees that have one.
 
-    `pinned`: degree -> states that parameters have in another class (tied ones).
+    `pinned`: degree -> states that parameters have in another class (tied ones). `loss_parallel`: the loss may see logits
+    divided along the vocabulary.
     """
     sizes = graph.sizes(1, seq_len)
     tensors = graph.class_by_name[class_name].tensors
@@ -70,9 +72,9 @@ def divisions(
         by_pattern.setdefault((pattern, states), []).append(degree)
     found: dict[int, Division] = {}
     for (_, states), alike in by_pattern.items():
-        division = divide(graph, class_name, boundary, max(alike), seq_len, False, dict(states))
+        division = divide(graph, class_name, boundary, max(alike), seq_len, False, dict(states), loss_parallel)
         if division is None and may_stay_whole:
-            division = divide(graph, class_name, boundary, max(alike), seq_len, True, dict(states))
+            division = divide(graph, class_name, boundary, max(alike), seq_len, True, dict(states), loss_parallel)
         if division is not None:
             found.update(dict.fromkeys(alike, division))
     return found
@@ -86,9 +88,12 @@ def divide(
     seq_len: int,
     may_stay_whole: bool = False,
     pinned: Mapping[str, State] | None = None,
+    loss_parallel: bool = True,
 ) -> Division | None:
     """The cheapest division of a class at one degree; None where there is none. `pinned`: states of tied parameters."""
-    return _Programme(Options(graph, class_name, boundary, degree, seq_len, may_stay_whole, pinned or {})).division()
+    return _Programme(
+        Options(graph, class_name, boundary, degree, seq_len, may_stay_whole, pinned or {}, loss_parallel)
+    ).division()
 
 
 class _Programme:

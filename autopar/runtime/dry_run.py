@@ -19,16 +19,37 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from autopar.documents.plan import Conversion, Plan, SegmentPlacement
 from autopar.errors import CaptureError
 
-MOST_PATCHES = 4
+MOST_PATCHES = 8
+
+Patch = tuple[str, str]
+"""(module with ``*`` for the block's number, attribute)."""
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What came of it; `patches` are ``module.attribute`` names (``*`` for the block) that need their local value."""
+    """What came of it; `patches` are ``module.attribute`` names (``*`` for the block) that need their local value.
+
+    `in_loss`: it failed outside every module, after the last one ended.
+    """
 
     passed: bool
     reason: str = ""
+    in_loss: bool = False
     patches: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One run: how many modules it entered and left before it failed, and in which it failed."""
+
+    reason: str = ""
+    progress: int = 0
+    module: str = ""
+    in_loss: bool = False
+
+    @property
+    def passed(self) -> bool:
+        return not self.reason
 
 
 def dry_run(model: nn.Module, step: Callable[[int, int], None], plan: Plan) -> DryRun:
@@ -36,57 +57,84 @@ def dry_run(model: nn.Module, step: Callable[[int, int], None], plan: Plan) -> D
 
     `step` raises CaptureError where the model's code does not run.
     """
-    if plan.mesh.tp == 1:
-        return _attempt(model, step, plan, ())
-    patches: tuple[tuple[str, str], ...] = ()
+    patches: tuple[Patch, ...] = ()
     result = _attempt(model, step, plan, patches)
-    while not result.passed and len(patches) < MOST_PATCHES:
+    while not result.passed and plan.mesh.tp > 1 and len(patches) < MOST_PATCHES:
         better = _one_more_patch(model, step, plan, patches, result)
         if better is None:
-            return result
+            break
         patches, result = better
-    return result
-
-
-def _attempt(
-    model: nn.Module, step: Callable[[int, int], None], plan: Plan, patches: tuple[tuple[str, str], ...]
-) -> DryRun:
     names = tuple(f"{module}.{attribute}" for module, attribute in patches)
-    try:
-        with _local(model, plan), _patched(model, patches, plan.mesh.tp):
+    return DryRun(result.passed, result.reason, not result.passed and result.in_loss, names)
+
+
+def _attempt(model: nn.Module, step: Callable[[int, int], None], plan: Plan, patches: tuple[Patch, ...]) -> _Attempt:
+    with _local(model, plan), _patched(model, patches, plan.mesh.tp), _followed(model) as trail:
+        try:
             step(plan.schedule.micro_batch, plan.workload.seq_len)
-    except CaptureError as error:
-        return DryRun(False, str(error), names)
-    return DryRun(True, "", names)
+        except CaptureError as error:
+            module = trail.inside[-1] if trail.inside else ""
+            return _Attempt(str(error), trail.progress, module, module == "" and trail.progress > 1)
+    return _Attempt()
 
 
 def _one_more_patch(
-    model: nn.Module,
-    step: Callable[[int, int], None],
-    plan: Plan,
-    patches: tuple[tuple[str, str], ...],
-    before: DryRun,
-) -> tuple[tuple[tuple[str, str], ...], DryRun] | None:
-    """The first attribute whose local value makes the step pass, or at least fail elsewhere."""
-    for candidate in _candidates(model, plan, patches):
+    model: nn.Module, step: Callable[[int, int], None], plan: Plan, patches: tuple[Patch, ...], before: _Attempt
+) -> tuple[tuple[Patch, ...], _Attempt] | None:
+    """The first attribute near the failure whose local value lets the step pass, or at least get further."""
+    for candidate in _candidates(model, before.module, plan.mesh.tp, patches):
         result = _attempt(model, step, plan, (*patches, candidate))
-        if result.passed or result.reason != before.reason:
+        if result.passed or result.progress > before.progress:
             return (*patches, candidate), result
     return None
 
 
-def _candidates(model: nn.Module, plan: Plan, taken: tuple[tuple[str, str], ...]) -> Iterator[tuple[str, str]]:
-    """Whole-number attributes, divisible by tp, of modules that hold divided parameters or whose children do."""
-    seen: set[tuple[str, str]] = set(taken)
-    owners = {name.rpartition(".")[0] for name, axes in plan.placements.items() if axes.get("tp") != "Replicate"}
-    places = {parent for owner in owners for parent in (owner, owner.rpartition(".")[0]) if "*" in parent}
-    for pattern in sorted(places, key=lambda place: -place.count(".")):
-        for module in modules_of(model, pattern)[:1]:
-            for attribute, value in vars(module).items():
-                whole = isinstance(value, int) and not isinstance(value, bool)
-                if whole and value > 1 and value % plan.mesh.tp == 0 and (pattern, attribute) not in seen:
-                    seen.add((pattern, attribute))
-                    yield pattern, attribute
+def _candidates(model: nn.Module, failed: str, degree: int, taken: tuple[Patch, ...]) -> Iterator[Patch]:
+    """Whole-number attributes that the degree divides, of the module that failed and then of those around it."""
+    name = failed
+    while name:
+        pattern = _pattern(name)
+        for attribute, value in vars(model.get_submodule(name)).items():
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if whole and value > 1 and value % degree == 0 and (pattern, attribute) not in taken:
+                yield pattern, attribute
+        name = name.rpartition(".")[0]
+
+
+def _pattern(name: str) -> str:
+    """A module's name with ``*`` for its block's number."""
+    parts = name.split(".")
+    number = next((place for place, part in enumerate(parts) if part.isdecimal()), None)
+    return name if number is None else ".".join([*parts[:number], "*", *parts[number + 1 :]])
+
+
+@dataclass
+class _Trail:
+    """How many modules were entered and left so far, and those not yet left."""
+
+    progress: int = 0
+    inside: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def _followed(model: nn.Module) -> Iterator[_Trail]:
+    """Follow which modules run."""
+    trail = _Trail()
+    names = {module: name for name, module in model.named_modules()}
+
+    def enter(module: nn.Module, args: Any) -> None:
+        trail.progress += 1
+        trail.inside.append(names[module])
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        trail.progress += 1
+        trail.inside.pop()
+
+    with ExitStack() as stack:
+        for module in names:
+            stack.callback(module.register_forward_pre_hook(enter).remove)
+            stack.callback(module.register_forward_hook(leave).remove)
+        yield trail
 
 
 def modules_of(model: nn.Module, pattern: str) -> list[nn.Module]:
@@ -105,7 +153,7 @@ def named_modules_of(model: nn.Module, pattern: str) -> list[tuple[str, nn.Modul
 
 
 @contextmanager
-def _patched(model: nn.Module, patches: tuple[tuple[str, str], ...], degree: int) -> Iterator[None]:
+def _patched(model: nn.Module, patches: tuple[Patch, ...], degree: int) -> Iterator[None]:
     with ExitStack() as stack:
         for pattern, attribute in patches:
             for module in modules_of(model, pattern):
@@ -127,6 +175,7 @@ def _local(model: nn.Module, plan: Plan) -> Iterator[None]:
 
 
 def _shrink_parameters(model: nn.Module, plan: Plan, stack: ExitStack) -> None:
+    """Parameters at their local shapes, under all their names: tied ones stay one."""
     local: dict[int, nn.Parameter] = {}
     for pattern, axes in plan.placements.items():
         owner, _, attribute = pattern.rpartition(".")
@@ -134,13 +183,12 @@ def _shrink_parameters(model: nn.Module, plan: Plan, stack: ExitStack) -> None:
             whole = getattr(module, attribute)
             shape = local_shape(tuple(whole.shape), axes.get("tp", "Replicate"), plan.mesh.tp)
             if shape != tuple(whole.shape):
-                # A tied parameter stays one: its second name gets the same local tensor.
-                part = local.get(id(whole))
-                if part is None:
-                    part = nn.Parameter(whole.new_empty(shape), requires_grad=whole.requires_grad)
-                    local[id(whole)] = part
+                local[id(whole)] = nn.Parameter(whole.new_empty(shape), requires_grad=whole.requires_grad)
+    for module in model.modules():
+        for attribute, whole in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(whole) in local:
                 stack.callback(setattr, module, attribute, whole)
-                setattr(module, attribute, part)
+                setattr(module, attribute, local[id(whole)])
 
 
 def local_shape(shape: tuple[int, ...], placement: str | SegmentPlacement, degree: int) -> tuple[int, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import autopar
-from autopar.errors import PlanMismatch
+from autopar.errors import RequestError
 
 HEADER = """
 import torch
@@ -67,7 +69,7 @@ def test_a_head_count_in_an_attribute_is_found_and_named(tmp_path):
 
 
 def test_a_head_count_written_into_the_code_is_refused_with_module_and_line(tmp_path):
-    with pytest.raises(PlanMismatch, match=r"tp=4.*'layers\.0\.attention'.*model\.py:\d+"):
+    with pytest.raises(RequestError, match=r"(?s)tp=4.*'layers\.0\.attention'.*model\.py:\d+"):
         plan(model_file(tmp_path, "8"), tp=4)
 
 
@@ -75,3 +77,14 @@ def test_the_example_llama_passes_at_every_degree_of_a_node():
     for degree in (2, 4, 8):
         found = autopar.plan("examples/llama3_8b.py", "h100x8", global_batch=8, fixed={"tp": degree})
         assert found.dry_run == "passed"
+
+
+def test_fused_projections_and_tied_heads_of_a_hugging_face_model_get_their_local_attributes(tmp_path):
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 4, "n_head": 4,
+              "n_positions": 64, "vocab_size": 257}  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    found = autopar.plan(path, "h100x8", global_batch=8, fixed={"tp": 4})
+    assert found.dry_run == "passed"
+    assert "transformer.h.*.attn.split_size" in found.options["local_attributes"]
+    assert found.placements["transformer.h.*.attn.c_attn.weight"]["tp"].segments == (64, 64, 64)
