@@ -80,11 +80,11 @@ def test_the_example_llama_passes_at_every_degree_of_a_node():
 
 
 def test_fused_projections_and_tied_heads_of_a_hugging_face_model_get_their_local_attributes(tmp_path):
-    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 64, "n_layer": 4, "n_head": 4,
-              "n_positions": 64, "vocab_size": 257}  # fmt: skip
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 1024, "n_layer": 4, "n_head": 16,
+              "n_positions": 1024, "vocab_size": 257}  # fmt: skip
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     found = autopar.plan(path, "h100x8", global_batch=8, fixed={"tp": 4})
     assert found.dry_run == "passed"
     assert "transformer.h.*.attn.split_size" in found.options["local_attributes"]
-    assert found.placements["transformer.h.*.attn.c_attn.weight"]["tp"].segments == (64, 64, 64)
+    assert found.placements["transformer.h.*.attn.c_attn.weight"]["tp"].segments == (1024, 1024, 1024)
