@@ -58,7 +58,13 @@ class DataParallel:
     reduce: float
     gathers: Literal["never", "once", "each_action"]
     reduces: Literal["never", "once", "each_backward"]
-    exposed_ends: float
+    bare_share: float
+    """Share of the first gather, and of the last reduction, that has nothing to hide behind: one unit's."""
+
+    @property
+    def exposed_ends(self) -> float:
+        """Seconds of both."""
+        return (self.gather + self.reduce) * self.bare_share
 
 
 class Bills:
@@ -144,9 +150,7 @@ class Bills:
         share = unit / parameters if parameters else 0.0
         gather = self._dp_seconds("all_gather", parameters * element_bytes(self.request.dtype)) if self.c.zero else 0.0
         reduce = self._dp_seconds("reduce_scatter" if self.c.zero else "all_reduce", parameters * REDUCE_BYTES)
-        return DataParallel(
-            gather, reduce, gathers, "once" if late else "each_backward", (gather + reduce) * min(share, 1.0)
-        )
+        return DataParallel(gather, reduce, gathers, "once" if late else "each_backward", min(share, 1.0))
 
     def _dp_seconds(self, kind: Kind, bytes_: float) -> float:
         return self._collective(kind, bytes_, self.c.dp, self.c.tp)
@@ -176,16 +180,17 @@ class Bills:
         """Seconds that a rank spends once a step: exposed gathers and reductions, the update."""
         seconds = self.optimizer_seconds(parameters)
         if dp.gathers == "once":
-            seconds += max(
-                self._exposed(dp.gather, forward), dp.exposed_ends * dp.gather / max(dp.gather + dp.reduce, 1e-30)
-            )
+            seconds += self._with_end(dp.gather, dp.bare_share, forward)
         if dp.reduces == "once":
-            seconds += max(
-                self._exposed(dp.reduce, backward), dp.exposed_ends * dp.reduce / max(dp.gather + dp.reduce, 1e-30)
-            )
+            seconds += self._with_end(dp.reduce, dp.bare_share, backward)
         if dp.gathers == "each_action":
             seconds += dp.exposed_ends
         return seconds
+
+    def _with_end(self, seconds: float, bare_share: float, beside: float) -> float:
+        """The first or last unit of a collective stands bare; of the rest what does not hide."""
+        bare = seconds * bare_share
+        return bare + self._exposed(seconds - bare, beside)
 
     def _exposed(self, seconds: float, beside: float) -> float:
         """What of a collective does not hide behind `beside` seconds of compute."""

@@ -173,7 +173,7 @@ def best_split(problem, pp, tp, dp, micro_batch, m, schedule, v, zero) -> float:
             works.append(found[0])
             onces.append(found[1])
         else:
-            step = (m - 1 / v) * max(works) + sum(works) / v + max(onces) + 2 * (pp - 1) * send
+            step = (m - 1 / v) * max(works) + sum(works) / v + max(onces) + 2 * (pp * v - 1) * send
             best = min(best, step)
     return best
 
@@ -241,9 +241,9 @@ def times(problem, forward, backward, parameters, unit, pp, tp, dp, zero):
     work += bare(gather if each_action else 0.0, forward)
     work += bare((gather if each_action else 0.0) + (reduce if each_backward else 0.0), backward)
     if zero and not each_action:
-        once += max(bare(gather, forward), alone * gather)
+        once += alone * gather + bare((1 - alone) * gather, forward)
     if not each_backward:
-        once += max(bare(reduce, backward), alone * reduce)
+        once += alone * reduce + bare((1 - alone) * reduce, backward)
     if each_action:
         once += alone * (gather + reduce)
     return work, once
