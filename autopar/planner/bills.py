@@ -16,6 +16,7 @@ from autopar.planner.request import Request
 from autopar.planner.space import Configuration
 from cost_models.collectives import Kind, collective_seconds
 from cost_models.compute import element_bytes, pointwise_seconds
+from cost_models.in_flight import in_flight_by_chunk
 from cost_models.memory import (
     RESERVE_FRACTION,
     communicator_bytes,
@@ -87,6 +88,11 @@ class Bills:
         """Micro-batches of each chunk at the fullest moment."""
         c = self.c
         return _in_flight(c.schedule, stage, c.pp, c.micro_batches, c.virtual_stages)
+
+    def most_in_flight(self, stage: int) -> tuple[int, ...]:
+        """Most micro-batches that each chunk has in flight, at whichever moment."""
+        c = self.c
+        return _most_in_flight(c.schedule, stage, c.pp, c.micro_batches, c.virtual_stages)
 
     def weight(self, stage: int) -> float:
         """Kept micro-batches per block: chunks are equal, so their mean count counts for every block."""
@@ -201,6 +207,13 @@ class Bills:
 def _in_flight(schedule: str, stage: int, stages: int, m: int, v: int) -> tuple[int, ...]:
     assert schedule in ("gpipe", "1f1b", "interleaved")
     return in_flight(schedule, stage, stages, m, v)  # type: ignore[arg-type]
+
+
+@cache
+def _most_in_flight(schedule: str, stage: int, stages: int, m: int, v: int) -> tuple[int, ...]:
+    assert schedule in ("gpipe", "1f1b", "interleaved")
+    counts = in_flight_by_chunk(schedule, stage, stages, m, v)  # type: ignore[arg-type]
+    return tuple(int(count) for count in counts.max(axis=0))
 
 
 def holding(columns: Sequence[tuple[Column, int]]) -> Holding:

@@ -23,6 +23,7 @@ from autopar.planner.space import configurations
 from autopar.pricing import BlockPrice, RecomputePrice
 from cost_models.collectives import collective_seconds
 from cost_models.compute import pointwise_seconds
+from cost_models.in_flight import in_flight_by_chunk
 from cost_models.memory import (
     RESERVE_FRACTION,
     communicator_bytes,
@@ -200,7 +201,7 @@ def best_stage(problem, stage, first, end, pp, tp, dp, micro_batch, m, schedule,
     groups = sum(size > 1 for size in (pp, dp, tp))
     free = problem.capacity * 0.95 - communicator_bytes(CHIP, groups) - context_bytes(CHIP)
     budget = free / (1 + RESERVE_FRACTION) - states - WORKSPACE_BYTES - max(price.workspace_bytes for price in each)
-    end_count = counts[-1] if stage == pp - 1 else counts[0]
+    end_count = in_flight_by_chunk(schedule, stage, pp, m, v).max(axis=0)[v - 1 if stage == pp - 1 else 0]
     budget -= (
         sum(problem.price(name, tp, False, micro_batch).recompute["none"].saved_bytes for name in ends) * end_count
     )
@@ -210,6 +211,8 @@ def best_stage(problem, stage, first, end, pp, tp, dp, micro_batch, m, schedule,
             len({p for p, n in zip(pick, names, strict=True) if n == name}) > 1 for name in set(names)
         ):
             continue  # several classes: one entry for each
+        if v > 1 and len(set(pick)) > 1:
+            continue  # interleaved: one entry for the stage
         chosen = [problem.price(n, tp, False, micro_batch).recompute[p] for n, p in zip(names, pick, strict=True)]
         if sum(option.saved_bytes for option in chosen) * flight <= budget:
             extra = sum(option.seconds for option in chosen)

@@ -103,3 +103,16 @@ def test_the_closed_form_peak_bounds_the_simulated_one_closely():
         )
         for bound, peak in zip(plan.predicted.peak_bytes, simulate(plan).peak_bytes, strict=True):
             assert peak <= bound * (1 + 1e-9) <= peak * 1.05
+
+
+def test_the_memory_table_of_an_explanation_adds_up_to_the_peak():
+    graph = autopar.capture("examples/llama3_8b.py")
+    fixed = {"pp": 4, "schedule": "interleaved", "virtual_stages": 2}
+    plan = search(
+        graph, load_cluster("a100x64"), Request.parse(global_batch=512, seq_len=2048, fixed=fixed, forbidden=())
+    )
+    table = autopar.explain(plan).split("memory by stage, GiB\n")[1].splitlines()[1:]
+    for row in table:
+        stage, *parts, total = (float(cell) for cell in row.split())
+        assert sum(parts) == pytest.approx(total, abs=0.006 * len(parts))
+        assert total == pytest.approx(plan.predicted.peak_bytes[int(stage)] / 2**30, abs=0.006)
