@@ -23,7 +23,7 @@ from autopar.documents.plan import (
 )
 from autopar.planner.bills import Holding
 from autopar.planner.case import Case, Model
-from autopar.planner.placements import conversions, placements
+from autopar.planner.placements import added_once, composites, conversions, partial_gradients, placements
 from autopar.planner.stages import Answer, StageChoice
 from autopar.pricing import RecomputePrice
 from autopar.version import __version__
@@ -62,6 +62,9 @@ def assemble(model: Model, cluster: Cluster, best: Chosen, others: Sequence[Chos
         recompute=tuple(stages.recompute()),
         placements=placements(model, c),
         conversions=conversions(model, c),
+        composites=composites(model, c),
+        partial_gradients=partial_gradients(model, c),
+        added_once=added_once(model, c),
         options={"sp": c.sp, "memory_margin": request.memory_margin},
         costs=costs,
         predicted=Predicted(
