@@ -268,6 +268,12 @@ class Plan(Document):
     offload: tuple[Offload, ...] = ()
     placements: dict[str, dict[str, str | SegmentPlacement]] = {}
     """Parameter -> axis -> Replicate, Shard(d) or segments; ``*`` in a name: the block's number in its chain."""
+    shares: dict[str, Literal["gradient", "value"]] = {}
+    """Whole parameters of which each tp rank sees only its share, by name with ``*``.
+
+    gradient: ranks' gradients are to be summed (a norm over a part of the sequence). value: the parameter is added to a
+    partial sum, so each rank adds a tp-th of it, and gradients are to be summed as well (the bias of a row-wise linear).
+    """
     conversions: tuple[Conversion, ...] = ()
     options: dict[str, bool | int | float | str] = {}
     """E.g. sp (sequence parallel between sites), memory_margin."""

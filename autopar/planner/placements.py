@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from autopar.documents.graph import Chain
 from autopar.documents.plan import Conversion, SegmentPlacement, SiteRef
 from autopar.planner.case import Model
 from autopar.planner.space import Configuration
 from autopar.pricing import Division
+from autopar.pricing.division import PARTIAL, WHOLE_PARTIAL_GRADIENT, is_view
 
 
 def placements(model: Model, c: Configuration) -> dict[str, dict[str, str | SegmentPlacement]]:
@@ -21,6 +23,24 @@ def placements(model: Model, c: Configuration) -> dict[str, dict[str, str | Segm
         for parameter in model.graph.class_by_name[class_name].parameters:
             if parameter.tensor is not None:
                 found[prefix + parameter.name] = {"tp": _placement(model, division, class_name, parameter.tensor)}
+    return found
+
+
+def shares(model: Model, c: Configuration) -> dict[str, Literal["gradient", "value"]]:
+    """Whole parameters of which each tp rank sees only its share (`Plan.shares`); empty without tp."""
+    found: dict[str, Literal["gradient", "value"]] = {}
+    for prefix, class_name in _places(model) if c.tp > 1 else ():
+        division = model.prices.division(class_name, c.tp, c.sp)
+        block_class = model.graph.class_by_name[class_name]
+        added = {
+            read
+            for operator in block_class.operators
+            if any(division.states.get(write) == PARTIAL for write in operator.writes) and not is_view(operator)
+            for read in operator.reads
+        }
+        for parameter in block_class.parameters:
+            if parameter.tensor is not None and division.states.get(parameter.tensor) == WHOLE_PARTIAL_GRADIENT:
+                found[prefix + parameter.name] = "value" if parameter.tensor in added else "gradient"
     return found
 
 
