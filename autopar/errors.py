@@ -1,12 +1,12 @@
 """The errors a user can meet.
 
-    AutoparError
-    ├── ProfileError        a cluster or chip profile that is missing, unreadable or contradictory
-    ├── DocumentError       a graph.json, plan.json or timeline.json that is cut off, edited wrongly or too new
-    │   └── PlanMismatch    a plan made for another model, cluster or world size
-    ├── CaptureError        a model that cannot be captured, with module, operator and source line
-    ├── RequestError        a request that contradicts itself: degrees, batch, options
-    └── NoPlanFits          nothing in the space fits the devices (exit status 3)
+AutoparError
+├── ProfileError        a cluster or chip profile that is missing, unreadable or contradictory
+├── DocumentError       a graph.json, plan.json or timeline.json that is cut off, edited wrongly or too new
+│   └── PlanMismatch    a plan made for another model, cluster or world size
+├── CaptureError        a model that cannot be captured, with module, operator and source line
+├── RequestError        a request that contradicts itself: degrees, batch, options
+└── NoPlanFits          nothing in the space fits the devices (exit status 3)
 """
 
 from hardware_profiles.errors import AutoparError, ProfileError

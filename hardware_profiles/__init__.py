@@ -1,0 +1,1 @@
+"""Facts: chips, links, nodes, clusters and their topology."""

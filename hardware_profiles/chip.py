@@ -62,7 +62,10 @@ class Efficiency(Schema):
     attention: tuple[AttentionTable, ...] = ()
     grouped_gemm: tuple[GemmTable, ...] = ()
     pointwise: dict[str, float] = {}
-    """Operator class (copy, add, norm, softmax, activation, dropout, embedding, loss, optimizer) -> fraction of memory bandwidth."""
+    """Operator class -> fraction of memory bandwidth.
+
+    Classes: copy, add, norm, softmax, activation, dropout, embedding, loss, optimizer.
+    """
     sustained: float = Field(default=1.0, gt=0, le=1.2)
     """Long-run rate over microbenchmark rate (power limit)."""
     source: str = ""
@@ -147,7 +150,7 @@ class Chip(Schema):
         return self.host_us * 1e-6
 
     def peak_flops(self, dtype: str) -> float:
-        """Dense peak FLOP/s of a dtype; one the chip lacks runs at the next wider one it has (fp8 -> bf16 -> fp16 -> fp32).
+        """Dense peak FLOP/s of a dtype; one the chip lacks runs at the next wider one it has (fp8, bf16, fp16, fp32).
 
         Raises KeyError for an unknown dtype name.
         """

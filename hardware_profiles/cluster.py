@@ -1,7 +1,7 @@
 """A cluster: node groups, fabric, storage, price; and what a group of ranks sees of it.
 
-Devices are numbered node by node in listed order. `Topology` (a networkx graph) answers for any set of devices; `Group` is
-the answer in the form that cost models price.
+Devices are numbered node by node in listed order. `Topology` (a networkx graph) answers for any set of devices; `Group`
+is the answer in the form that cost models price.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Failures(Schema):
 
 
 class Curve(Schema):
-    """A measured collective that replaces the chip's default: seconds by full-buffer bytes, for `ranks` ranks on `nodes` nodes."""
+    """A measured collective that replaces the default: seconds by full-buffer bytes, for `ranks` ranks on `nodes` nodes."""
 
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
     ranks: int = Field(ge=2)
@@ -138,6 +138,13 @@ class Cluster(Schema):
     def devices(self) -> int:
         """Devices that a plan may use, all groups together."""
         return sum(group.devices for group in self.node_groups)
+
+    @classmethod
+    def load(cls, name: str) -> Cluster:
+        """A cluster by its built-in name or YAML file; raises ProfileError."""
+        from hardware_profiles.profile import load_cluster
+
+        return load_cluster(name)
 
     @property
     def hash(self) -> str:

@@ -57,7 +57,9 @@ class Document(Schema):
     def _check_format(cls, data: Any, origin: str) -> None:
         line = data.get("format") if isinstance(data, dict) else None
         if not isinstance(line, str) or not line.startswith(f"autopar-{cls.kind}/"):
-            raise DocumentError(f"{origin}: format is {line!r}, expected '{cls.format_line()}'; is this a {cls.kind} file?")
+            raise DocumentError(
+                f"{origin}: format is {line!r}, expected '{cls.format_line()}'; is this a {cls.kind} file?"
+            )
         number = line.rpartition("/")[2]
         if not number.isdecimal() or not 1 <= int(number) <= cls.version:
             raise DocumentError(
@@ -84,8 +86,8 @@ def write_atomically(path: str | Path, text: str) -> None:
             stream.write(text)
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, target)
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(target)
     except OSError as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)

@@ -52,7 +52,7 @@ class Tensor(Schema):
     id: int
     dims: tuple[tuple[int, ...], ...]
     segments: dict[int, tuple[tuple[int, ...], ...]] = {}
-    """dim -> the atoms of each part, where a dim concatenates unlike parts (fused QKV); `dims` then holds one whole atom."""
+    """dim -> the atoms of each part, where a dim concatenates unlike parts (fused QKV); `dims` then has one atom."""
     dtype: str = "compute"
     parameter: str | None = None
     """Name of the parameter relative to its block (prologue and epilogue: the full name)."""
@@ -89,7 +89,7 @@ class Position(Schema):
 class Composite(Schema):
     """A way to divide a `whole` dim all the same, at the price of collectives inside the operator.
 
-    `collectives` are (phase, kind, tensor whose full bytes travel); `saved` replaces the operator's saved tensors' share.
+    `collectives` are (phase, kind, tensor whose full bytes travel).
     """
 
     name: str
@@ -162,8 +162,8 @@ class Parameter(Schema):
 class RecomputeOption(Schema):
     """One entry of a class's recompute menu: what stays and what is run again.
 
-    `saved` are the tensors kept (block inputs included), `operators` the forward operators executed again. `keep` names the
-    kept outputs as ``module#n``: the n-th aten operator, in forward order, within that module of the block.
+    `saved` are the tensors kept (block inputs included), `operators` the forward operators executed again. `keep` names
+    the kept outputs as ``module#n``: the n-th aten operator, in forward order, within that module of the block.
     """
 
     name: str

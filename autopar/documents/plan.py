@@ -187,8 +187,8 @@ class StageCost(Schema):
 
     `gathers`: parameters are gathered never (zero 0), once a step (zero 1-2, and zero 3 under a pipeline, which keeps
     them), or before each forward and each backward. `reduces`: gradients are reduced once after the last backward of a
-    chunk, or after each backward. `dp_overlap` is the fraction of these that can hide behind compute, but the first gather
-    and the last reduction have nothing to hide behind: `dp_exposed_seconds` in all, part of the chunks' seconds.
+    chunk, or after each backward. `dp_overlap` is the fraction of these that can hide behind compute, but the first
+    gather and the last reduction cannot: `dp_exposed_seconds` in all, part of the chunks' seconds.
     """
 
     chunks: tuple[ChunkCost, ...]
@@ -198,9 +198,12 @@ class StageCost(Schema):
     dp_overlap: float = 0.0
     dp_exposed_seconds: float = 0.0
     memory: dict[str, float] = {}
-    """Bytes that do not follow the schedule, by name: parameters, gradients, states, gathered, workspace, logits, communicators, context."""
+    """Bytes that do not follow the schedule, by name.
+
+    parameters, gradients, states, gathered, workspace, logits, communicators, context.
+    """
     reserve_fraction: float = 0.0
-    """What the allocator holds beyond what is allocated, as a fraction of it (communicators and context lie outside)."""
+    """What the allocator holds beyond what is allocated, a fraction of it (communicators and context lie outside)."""
 
 
 class Predicted(Schema):
@@ -263,7 +266,7 @@ class Plan(Document):
     recompute: tuple[Recompute, ...] = ()
     offload: tuple[Offload, ...] = ()
     placements: dict[str, dict[str, str | SegmentPlacement]] = {}
-    """Parameter -> axis -> Replicate, Shard(d) or segments; ``*`` in a name stands for the block's number in its chain."""
+    """Parameter -> axis -> Replicate, Shard(d) or segments; ``*`` in a name: the block's number in its chain."""
     conversions: tuple[Conversion, ...] = ()
     options: dict[str, bool | int | float | str] = {}
     """E.g. sp (sequence parallel between sites), memory_margin."""
@@ -287,8 +290,8 @@ class Plan(Document):
         batch = schedule.micro_batch * schedule.micro_batches * mesh.dp
         if batch != self.workload.global_batch:
             raise ValueError(
-                f"micro_batch({schedule.micro_batch}) * micro_batches({schedule.micro_batches}) * dp({mesh.dp}) = {batch}, "
-                f"but global_batch is {self.workload.global_batch}"
+                f"micro_batch({schedule.micro_batch}) * micro_batches({schedule.micro_batches}) * dp({mesh.dp}) = "
+                f"{batch}, but global_batch is {self.workload.global_batch}"
             )
         if len(self.stages) != mesh.pp or len(self.costs) != mesh.pp:
             raise ValueError(f"{len(self.stages)} stages and {len(self.costs)} costs, but pp is {mesh.pp}")

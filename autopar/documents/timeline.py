@@ -1,6 +1,6 @@
 """The Timeline: every operation of one training step with its stream, and memory over time.
 
-Bulk numbers are parallel arrays: span i is ``(rank[i], stream[i], kind[i], ...)``. Times in seconds from the step's start.
+Bulk numbers are parallel arrays: span i is ``(rank[i], stream[i], kind[i], ...)``. Times in seconds from the start.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hardware_profiles.schema import Schema
 class Spans(Schema):
     """Operations; `rank` is the pp rank (one replica stands for all), `micro_batch` is -1 where none applies.
 
-    Streams: compute, collective (tp, cp, ep inside a stage), dp, send. Kinds: forward, backward, recompute, tp, cp, ep, gather,
-    reduce, send_forward, send_backward, optimizer, overhead.
+    Streams: compute, collective (tp, cp, ep inside a stage), dp, send. Kinds: forward, backward, recompute, tp, cp, ep,
+    gather, reduce, send_forward, send_backward, optimizer, overhead.
     """
 
     rank: tuple[int, ...] = ()

@@ -1,0 +1,1 @@
+"""Plan in, Timeline out: one training step replayed event by event."""

@@ -1,7 +1,7 @@
 """What the recorder hands to the index rules: aten operators in execution order, on meta tensors.
 
-A `TensorRecord` is one *version* of a tensor as an operator read or wrote it; views are tensors of their own that share a
-`storage`. Arguments keep their aten order, with a `Ref` in the place of every tensor.
+A `TensorRecord` is one *version* of a tensor as an operator read or wrote it; views are tensors of their own that share
+a `storage`. Arguments keep their aten order, with a `Ref` in the place of every tensor.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ class TensorRecord:
     offset: int = 0
     parameter: str | None = None
     buffer: str | None = None
-    saved: bool = False
-    """Autograd kept its storage from forward to backward; of all views of one storage the first is marked."""
+    saved_by: tuple[str, int] | None = None
+    """Autograd keeps its storage for backward: the module that first asked, and the operator that ran then or next.
+
+    Of the tensors that share a storage the first is marked.
+    """
 
 
 @dataclass
@@ -47,7 +50,7 @@ class OperatorRecord:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     forward: int | None = None
-    """For a backward operator, the forward operator whose autograd node ran it (the last one of that node)."""
+    """For a backward operator, the forward operator whose autograd node ran it (the first one of that node)."""
 
 
 @dataclass
@@ -68,7 +71,7 @@ class Recording:
     tensors: dict[int, TensorRecord] = field(default_factory=dict)
     operators: list[OperatorRecord] = field(default_factory=list)
     calls: list[ModuleCall] = field(default_factory=list)
-    inputs: dict[int, str] = field(default_factory=dict)
-    """Tensors of the user's batch: id -> name of the argument."""
-    batch: int = 0
-    seq: int = 0
+    gradients: dict[int, int] = field(default_factory=dict)
+    """Parameter tensor -> the tensor that ended as its gradient: equal shapes, equal indices."""
+    assumed: list[tuple[str, str]] = field(default_factory=list)
+    """(module, what was assumed about a value that meta tensors do not have)."""

@@ -1,0 +1,152 @@
+"""The verbs: capture, plan, simulate, explain. Each wires workers together and imports them only when called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autopar.documents import Graph, Plan, Timeline
+from autopar.errors import PlanMismatch
+from hardware_profiles.cluster import Cluster
+
+if TYPE_CHECKING:
+    from autopar.planner.request import Request
+
+
+def capture(model: Any, example_inputs: Any = None, *, seq_len: int | None = None, dtype: str = "bf16") -> Graph:
+    """One training step of a model as a Graph, on meta tensors: no memory, no GPU.
+
+    `model` is a spec (``model.py``, ``model.py:factory``, ``package.module:factory``, a Hugging Face ``config.json`` or
+    its folder, a saved ``graph.json``), or a module or factory together with `example_inputs` (batch, seq) -> inputs.
+    Raises CaptureError with module, operator and source line.
+    """
+    if isinstance(model, str | Path) and is_graph_file(model):
+        return Graph.load(model)
+    from autopar.tracer import capture as trace
+
+    return trace(model, example_inputs, seq_len=seq_len, dtype=dtype)
+
+
+def plan(
+    model: Any,
+    cluster: Cluster | str | Path,
+    *,
+    global_batch: int,
+    seq_len: int | None = None,
+    dtype: str = "bf16",
+    optimizer: str = "adamw",
+    kernels: str = "eager",
+    objective: str = "time",
+    fixed: Mapping[str, Any] | None = None,
+    forbid: Sequence[str] = (),
+    devices: int | None = None,
+    time_limit: float | None = None,
+    memory_margin: float = 0.05,
+    progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """The best plan of the stated space for a model (or its Graph) on a cluster, simulated.
+
+    Raises RequestError for a contradictory request, NoPlanFits when nothing fits, ProfileError, CaptureError.
+    """
+    from autopar.planner.request import Request
+    from autopar.planner.search import search
+
+    machine = load_cluster(cluster)
+    graph = model if isinstance(model, Graph) else capture(model, seq_len=seq_len, dtype=dtype)
+    request = Request.parse(
+        global_batch=global_batch,
+        seq_len=seq_len or graph.captured.seq,
+        dtype=dtype,
+        optimizer=optimizer,
+        kernels=kernels,
+        objective=objective,
+        fixed=dict(fixed or {}),
+        forbidden=tuple(forbid),
+        devices=devices,
+        time_limit=time_limit,
+        memory_margin=memory_margin,
+    )
+    found = search(graph, machine, request)
+    if isinstance(model, str | Path) and not is_graph_file(model):
+        found = _dry_run(found, model, graph, machine, request)
+    return with_simulated_figures(found)
+
+
+def simulate(plan: Plan, *, slow: Mapping[int, float] | None = None) -> Timeline:
+    """One step of the plan, event by event; `slow` maps a pp rank to the factor by which its compute is slower."""
+    from autopar.simulator import simulate as replay
+
+    return replay(plan, slow=slow)
+
+
+def explain(plan: Plan, against: Plan | None = None) -> str:
+    """Why this plan: what dominates, what each stage holds, the nearest alternatives; or how two plans differ.
+
+    Raises PlanMismatch when `against` was made for another model or workload.
+    """
+    from autopar.planner.explain import compare_plans, explain_plan
+
+    if against is None:
+        return explain_plan(plan)
+    require_same_model(plan, against)
+    return compare_plans(plan, against)
+
+
+def require_same_model(plan: Plan, other: Plan | Graph) -> None:
+    """Raise PlanMismatch naming what differs between the model a plan was made for and another one."""
+    made, given = plan.model, other.model
+    if made.hash == given.hash:
+        return
+    differs = (
+        [f"parameters {made.parameters:,} against {given.parameters:,}"] if made.parameters != given.parameters else []
+    )
+    differs.append(f"structure {made.hash} against {given.hash}")
+    raise PlanMismatch(
+        f"the plan was made for {made.spec}, not for {given.spec}: {'; '.join(differs)}; plan again for this model"
+    )
+
+
+def with_simulated_figures(plan: Plan) -> Plan:
+    """The plan with the simulator's figures as its prediction; the certificate keeps the planner's objective."""
+    line = simulate(plan)
+    predicted = plan.predicted
+    ratio = line.step_seconds / predicted.step_seconds
+    return plan.model_copy(
+        update={
+            "predicted": predicted.model_copy(
+                update={
+                    "step_seconds": line.step_seconds,
+                    "step_seconds_low": predicted.step_seconds_low * ratio,
+                    "step_seconds_high": predicted.step_seconds_high * ratio,
+                    "tokens_per_second": predicted.tokens_per_second / ratio,
+                    "mfu": predicted.mfu / ratio,
+                    "bubble_fraction": line.seconds_by_part["bubble"] / line.step_seconds,
+                    "seconds_by_part": line.seconds_by_part,
+                    "peak_bytes": line.peak_bytes,
+                }
+            )
+        }
+    )
+
+
+def load_cluster(cluster: Cluster | str | Path) -> Cluster:
+    """A cluster from its built-in name, its file, or itself."""
+    if isinstance(cluster, Cluster):
+        return cluster
+    from hardware_profiles.profile import load_cluster as load
+
+    return load(str(cluster))
+
+
+def is_graph_file(spec: str | Path) -> bool:
+    """Whether a model spec names a saved Graph."""
+    path = Path(spec)
+    if path.suffix != ".json" or not path.is_file():
+        return False
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        return '"autopar-graph/' in stream.read(4096)
+
+
+def _dry_run(found: Plan, model: str | Path, graph: Graph, cluster: Cluster, request: Request) -> Plan:
+    return found

@@ -1,0 +1,1 @@
+"""Plan and Timeline in, text, traces and pictures out."""

@@ -1,0 +1,36 @@
+"""A Timeline in words and numbers."""
+
+from __future__ import annotations
+
+import json
+
+from autopar.documents import Plan, Timeline
+from hardware_profiles.chip import GIB
+
+
+def timeline_summary(plan: Plan, line: Timeline) -> str:
+    """Step time, its parts and the peak of every pp rank, on one screen."""
+    tokens = plan.workload.global_batch * plan.workload.seq_len
+    rows = [f"step {line.step_seconds:.4g} s, {tokens / line.step_seconds / plan.mesh.devices:,.0f} tokens/s/device"]
+    for name, seconds in line.seconds_by_part.items():
+        if seconds > 0:
+            rows.append(f"  {name:<10} {seconds:>10.4g} s {seconds / line.step_seconds:>7.1%}")
+    rows.append("peak memory by pp rank (GiB): " + ranges([round(peak / GIB, 1) for peak in line.peak_bytes]))
+    return "\n".join(rows)
+
+
+def timeline_json(line: Timeline) -> str:
+    """Step time, parts and peaks as JSON; spans stay in the Timeline file."""
+    return json.dumps(line.model_dump(include={"step_seconds", "seconds_by_part", "peak_bytes"}), indent=1)
+
+
+def ranges(values: list[float]) -> str:
+    """Equal neighbours said once: ``0-3: 61.2, 4: 58.0``."""
+    parts: list[str] = []
+    start = 0
+    for end in range(1, len(values) + 1):
+        if end == len(values) or values[end] != values[start]:
+            name = f"{start}" if end - start == 1 else f"{start}-{end - 1}"
+            parts.append(f"{name}: {values[start]:.1f}")
+            start = end
+    return ", ".join(parts)

@@ -1,0 +1,155 @@
+"""From recordings to a Graph: block classes, chains, edges, parameters, notes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+
+from torch import nn
+
+from autopar.documents.graph import BlockClass, Captured, Chain, Edge, Graph, ModelInfo, Note, Parameter, Run
+from autopar.tracer.blocks import BlockList
+from autopar.tracer.classes import Whole, build_class
+from autopar.tracer.indices import Analysis, AtomTable, name_followers
+from autopar.tracer.partition import WHOLE_MODEL, partition
+from autopar.tracer.rules import base_name
+
+MIXES_BATCH = {
+    "batch_norm": "statistics over the batch: dividing the batch changes them",
+    "nll_loss_forward": "a mean over labels that are not ignored: uneven ignored labels change it with any division",
+}
+
+
+def assemble(
+    model: nn.Module,
+    lists: list[BlockList],
+    first: Analysis,
+    second: Analysis | None,
+    sizes: tuple[tuple[int, int], tuple[int, int]],
+    dtype: str,
+    spec: str,
+) -> Graph:
+    """The Graph of a model from its recording at ``sizes[0]`` = (batch, seq); `second` was recorded at ``sizes[1]``."""
+    (batch, seq), (other_batch, other_seq) = sizes
+    used = [blocks for blocks in lists if any(call.module in blocks.modules for call in first.recording.calls)]
+    divided = partition(first.recording, used)
+    trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    whole = Whole(first, divided, AtomTable(), dtype, trainable)
+    classes, chains = _chains(whole, used)
+    notes = list(_notes(first))
+    if second is not None:
+        notes += name_followers(whole.table, first, second, other_batch / batch, other_seq / seq, min(seq, other_seq))
+    else:
+        notes.append(Note(kind="unrolls_sequence", where="model", message=f"captured at sequence length {seq} only"))
+    return Graph(
+        model=ModelInfo(spec=spec, hash=_hash(model, classes), parameters=sum(p.numel() for p in model.parameters())),
+        captured=Captured(batch=batch, seq=seq, dtype=dtype),
+        indices=tuple(whole.table.atoms.values()),
+        block_classes=tuple(classes.values()),
+        chains=chains,
+        edges=tuple(_edges(whole, chains)),
+        parameters=tuple(
+            Parameter(name=name, shape=tuple(p.shape), dtype=_dtype(p, dtype), trainable=p.requires_grad)
+            for name, p in model.named_parameters()
+        ),
+        tied=_tied(model),
+        notes=tuple(notes),
+    )
+
+
+def _chains(whole: Whole, lists: list[BlockList]) -> tuple[dict[str, BlockClass], tuple[Chain, ...]]:
+    """Block classes by name, equal blocks sharing one, and the chains made of them."""
+    parts = whole.divided.parts
+    classes: dict[str, BlockClass] = {}
+    if not lists:
+        classes[WHOLE_MODEL] = build_class(whole, parts[WHOLE_MODEL], WHOLE_MODEL)
+        run = Run(block_class=WHOLE_MODEL, first=0, count=1)
+        return classes, (Chain(name="", modules=("",), runs=(run,)),)
+    names: dict[str, str] = {}
+    chains = []
+    for number, blocks in enumerate(lists):
+        runs = []
+        for repeats in blocks.repeats:
+            if repeats.digest not in names:
+                part = parts[blocks.modules[repeats.described_by]]
+                name = names[repeats.digest] = _class_name(blocks.name, len(names))
+                classes[name] = build_class(whole, part, name)
+            runs.append(Run(block_class=names[repeats.digest], first=repeats.first, count=repeats.count))
+        ends = whole.divided.ends(number)
+        for end in ends:
+            if end is not None:
+                classes[end] = build_class(whole, parts[end], end)
+        chains.append(
+            Chain(name=blocks.name, modules=blocks.modules, runs=tuple(runs), prologue=ends[0], epilogue=ends[1])
+        )
+    return classes, tuple(chains)
+
+
+def _class_name(container: str, number: int) -> str:
+    return f"{container}.*" if number == 0 else f"{container}.*/{number}"
+
+
+def _edges(whole: Whole, chains: tuple[Chain, ...]) -> Iterator[Edge]:
+    """Tensors made before a chain that its blocks read, the hidden state apart."""
+    recording = whole.found.recording
+    learned = _depend_on_parameters(whole)
+    for number, chain in enumerate(chains):
+        if chain.prologue is None:
+            continue
+        written = {tensor for op in whole.divided.parts[chain.prologue].operators for tensor in op.writes}
+        blocks = [whole.divided.parts[module] for module in chain.modules if module in whole.divided.parts]
+        reads = [{tensor for op in part.operators for tensor in op.reads} & written for part in blocks]
+        for tensor in sorted(set().union(*reads[1:])) if len(reads) > 1 else []:
+            record = recording.tensors[tensor]
+            yield Edge(
+                dims=tuple(whole.table.ids(nodes) for nodes in whole.found.atoms_of(tensor)),
+                dtype=whole.dtype(record),
+                source=f"{chain.name}:prologue",
+                to_first=f"{chain.name}:0",
+                to_last=f"{chain.name}:{chain.count - 1}",
+                gradient=tensor in learned,
+                recomputable=tensor not in learned,
+            )
+
+
+def _depend_on_parameters(whole: Whole) -> set[int]:
+    """Tensors computed, directly or not, from a parameter."""
+    records = whole.found.recording.tensors
+    learned = {tensor for tensor, record in records.items() if record.parameter is not None}
+    for operator in whole.found.recording.operators:
+        if learned.intersection(operator.reads):
+            learned.update(operator.writes)
+    return learned
+
+
+def _notes(found: Analysis) -> Iterator[Note]:
+    for name, module in found.without_rule.items():
+        yield Note(kind="no_rule", where=module or "model", message=f"{name} has no rule and is kept whole")
+    seen: set[str] = set()
+    for operator in found.recording.operators:
+        name = base_name(operator.name)
+        for key, message in MIXES_BATCH.items():
+            if key in name and "backward" not in name and key not in seen:
+                seen.add(key)
+                yield Note(kind="mixes_batch", where=operator.module or "model", message=message)
+
+
+def _tied(model: nn.Module) -> tuple[tuple[str, ...], ...]:
+    groups: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
+
+
+def _dtype(parameter: nn.Parameter, compute: str) -> str:
+    name = str(parameter.dtype).removeprefix("torch.")
+    return "compute" if name == compute else name
+
+
+def _hash(model: nn.Module, classes: dict[str, BlockClass]) -> str:
+    """A digest of parameters and structure, the same for any batch, sequence and file."""
+    lines: Iterable[str] = (
+        *(f"{name} {tuple(p.shape)} {p.requires_grad}" for name, p in model.named_parameters()),
+        *(f"{c.name}: {' '.join(f'{op.module}/{op.name}' for op in c.operators)}" for c in classes.values()),
+    )
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -1,0 +1,133 @@
+"""A model as a Graph: built on meta, run twice at two sizes, its indices found, its blocks multiplied."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.documents.graph import Graph
+from autopar.errors import CaptureError
+from autopar.tracer.assemble import assemble
+from autopar.tracer.blocks import BlockList, find_block_lists, only_two_run, stood_in
+from autopar.tracer.indices import analyse
+from autopar.tracer.record import Recorder, recording_of
+from autopar.tracer.recording import Recording
+from autopar.tracer.routing import NoInitialValues
+from autopar.tracer.sources import Source, open_source, source_line, user_code
+
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "fp8": torch.bfloat16,  # fp8 recipes keep activations in bf16 and cast inside the matmul
+}
+BATCH, OTHER_BATCH = 2, 3
+
+
+def capture(spec: Any, example_inputs: Any = None, *, seq_len: int | None = None, dtype: str = "bf16") -> Graph:
+    """One training step of a model as a Graph, on meta tensors.
+
+    `spec`: see `autopar.tracer.sources`; a module or a factory comes with `example_inputs` (batch, seq) -> inputs.
+    Raises CaptureError naming module, operator, source line and a way out.
+    """
+    source = open_source(spec, example_inputs, seq_len)
+    compute = DTYPES[dtype]
+    with _training_defaults(compute):
+        model = build_on_meta(source)
+        lists = find_block_lists(model)
+        sizes = ((BATCH, source.seq_len), (OTHER_BATCH, max(2, source.seq_len // 2)))
+        first = analyse(_record(source, model, lists, *sizes[0]))
+        second = None
+        try:
+            second = analyse(_record(source, model, lists, *sizes[1]))
+        except CaptureError:
+            # The model takes this length only (a window, a fixed grid): batch alone can then be told apart.
+            sizes = (sizes[0], (OTHER_BATCH, source.seq_len))
+            second = analyse(_record(source, model, lists, *sizes[1]))
+    return assemble(model, lists, first, second, sizes, str(compute).removeprefix("torch."), source.spec)
+
+
+def build_on_meta(source: Source) -> nn.Module:
+    """The model on the meta device, in training mode, its own gradient checkpointing off."""
+    way_out = "; build_model must not read values of its tensors, or must be small enough to build on the CPU"
+    try:
+        with torch.device("meta"), NoInitialValues():
+            model = source.build()
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error).lower():
+            with user_code(source.spec, "build_model()"):
+                raise
+        with user_code(source.spec, "build_model()", way_out):
+            model = source.build()
+    except Exception:
+        with user_code(source.spec, "build_model()"):
+            raise
+    if not isinstance(model, nn.Module):
+        raise CaptureError(f"{source.spec}: build_model() returned {type(model).__name__}, expected a torch.nn.Module")
+    if next(model.parameters(), None) is None:
+        raise CaptureError(f"{source.spec}: the model has no parameters: nothing to train")
+    model = model.to("meta")
+    if hasattr(model, "gradient_checkpointing_disable") and getattr(model, "is_gradient_checkpointing", False):
+        model.gradient_checkpointing_disable()
+    return model.train()
+
+
+def _record(source: Source, model: nn.Module, lists: list[BlockList], batch: int, seq: int) -> Recording:
+    with torch.device("meta"):
+        args, kwargs = source.batch(batch, seq)
+    recorder: Recorder | None = None
+    try:
+        recording = recording_of(model, stood_in(lists), (args, kwargs), lambda: _real_batch(source, batch, seq))
+        with only_two_run(model, lists), recording as recorder:
+            output = model(*args, **kwargs)
+            source.loss_of(output, args, kwargs).backward()
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(_failure(source, model, recorder, error)) from None
+    finally:
+        model.zero_grad(set_to_none=True)
+    return recorder.recording
+
+
+def _real_batch(source: Source, batch: int, seq: int) -> Any:
+    """The inputs with values, for models that look at them."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(0)
+        return source.batch(batch, seq)
+
+
+def _failure(source: Source, model: nn.Module, recorder: Recorder | None, error: Exception) -> str:
+    text = " ".join(str(error).split())[:300]
+    if isinstance(error, TypeError) and "forward()" in text:
+        return f"{source.spec}: example_inputs do not fit the model: {text}{source_line(error)}"
+    module = recorder.current_module if recorder else ""
+    last = recorder.recording.operators[-1].name if recorder and recorder.recording.operators else "none"
+    kind = type(model.get_submodule(module)).__name__ if module else type(model).__name__
+    return (
+        f"{source.spec}: the training step cannot run on meta tensors: in module '{module or 'the model itself'}' ({kind}), "
+        f"after operator {last}{source_line(error)}: {type(error).__name__}: {text}. Values that depend on data (.item(), .numpy(), "
+        "a custom kernel without a meta version) are the usual cause: give the kernel a fake implementation "
+        "(torch.library.register_fake), or a build_model() without it"
+    )
+
+
+@contextmanager
+def _training_defaults(dtype: torch.dtype) -> Iterator[None]:
+    """Default dtype for the build, gradients on, the collector off: a recording makes many small objects that all stay."""
+    before, collected = torch.get_default_dtype(), gc.isenabled()
+    torch.set_default_dtype(dtype)
+    gc.disable()
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+        if collected:
+            gc.enable()

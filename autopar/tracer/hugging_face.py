@@ -1,0 +1,135 @@
+"""Models of the transformers library from their config.json alone: no weights, no network."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.errors import CaptureError
+from autopar.tracer.sources import LONGEST_DEFAULT, Source, user_code
+from hardware_profiles.schema import did_you_mean
+
+
+def open_cached(spec: str, seq_len: int | None) -> Source:
+    """``hf:org/name`` from the local cache only."""
+    name = spec.removeprefix("hf:")
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    found = sorted(home.glob(f"hub/models--{name.replace('/', '--')}/snapshots/*/config.json"))
+    if not found:
+        raise CaptureError(f"{spec}: not in the local cache {home}; download its config.json and give that file")
+    return open_config(found[-1], seq_len)
+
+
+def open_config(path: Path, seq_len: int | None) -> Source:
+    """The model a config.json describes, by its `architectures`. Raises CaptureError."""
+    data = _read(path)
+    try:
+        import transformers
+    except ImportError:
+        raise CaptureError(f"{path}: needs the transformers library: pip install 'autopar[hf]'") from None
+    config = _config(transformers, data, path)
+    model_class = _model_class(transformers, data, config, path)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    longest = next((n for key in _LENGTH_KEYS if isinstance(n := getattr(text, key, None), int)), LONGEST_DEFAULT)
+
+    def build() -> nn.Module:
+        return model_class(config)
+
+    def inputs(batch: int, seq: int) -> dict[str, Any]:
+        return _inputs(model_class, config, batch, seq)
+
+    return Source(str(path), build, inputs, None, seq_len or min(longest, LONGEST_DEFAULT))
+
+
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CaptureError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CaptureError(f"{path}: not complete JSON ({error}); download the config.json again") from None
+    if not isinstance(data, dict) or "model_type" not in data:
+        raise CaptureError(f"{path}: no 'model_type': neither a Hugging Face config.json nor a graph.json of autopar")
+    return data
+
+
+def _config(transformers: Any, data: dict[str, Any], path: Path) -> Any:
+    known = transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES
+    name = data["model_type"]
+    if name not in known:
+        raise CaptureError(
+            f"{path}: model_type '{name}' is not one that transformers {transformers.__version__} builds{did_you_mean(name, known)}; "
+            "write a model.py with build_model() instead"
+        )
+    missing = [key for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if key in data]
+    config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[name]
+    if not missing and _takes_layers(config_class):
+        raise CaptureError(f"{path}: the number of layers is missing (num_hidden_layers): the file is incomplete")
+    values = {key: value for key, value in data.items() if key not in ("model_type", "torch_dtype", "dtype")}
+    with user_code(str(path), "reading the configuration"):
+        config = config_class(**values)
+    config.use_cache = False
+    config._attn_implementation = "sdpa"
+    return config
+
+
+def _takes_layers(config_class: Any) -> bool:
+    """Whether the configuration itself, not one of its parts, counts layers."""
+    return (
+        not getattr(config_class, "sub_configs", {})
+        and "num_hidden_layers" in inspect.signature(config_class).parameters
+    )
+
+
+def _model_class(transformers: Any, data: dict[str, Any], config: Any, path: Path) -> Any:
+    for name in data.get("architectures") or []:
+        found = getattr(transformers, name, None)
+        if found is not None:
+            return found
+    autos = transformers.models.auto.modeling_auto
+    for mapping in (autos.MODEL_FOR_CAUSAL_LM_MAPPING, autos.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+                    autos.MODEL_FOR_MASKED_LM_MAPPING, autos.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, autos.MODEL_MAPPING):  # fmt: skip
+        if type(config) in mapping:
+            return mapping[type(config)]
+    raise CaptureError(
+        f"{path}: architectures {data.get('architectures')} are not in transformers {transformers.__version__}"
+    )
+
+
+def _inputs(model_class: Any, config: Any, batch: int, seq: int) -> dict[str, Any]:
+    """A batch by the forward's own signature and `main_input_name`."""
+    names = inspect.signature(model_class.forward).parameters
+    main = getattr(model_class, "main_input_name", "input_ids")
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    made: dict[str, Any] = {}
+    if main == "pixel_values":
+        vision = getattr(config, "vision_config", config)
+        size = getattr(vision, "image_size", 224)
+        height, width = (size, size) if isinstance(size, int) else size
+        made[main] = torch.randn(
+            batch, getattr(vision, "num_channels", 3), height, width, dtype=torch.get_default_dtype()
+        )
+    elif main == "input_features":
+        made[main] = torch.randn(
+            batch, config.num_mel_bins, 2 * config.max_source_positions, dtype=torch.get_default_dtype()
+        )
+    if ("input_ids" in names and main != "pixel_values") or ("pixel_values" in made and "input_ids" in names):
+        made["input_ids"] = torch.randint(0, text.vocab_size, (batch, seq))
+    if "decoder_input_ids" in names and getattr(config, "is_encoder_decoder", False):
+        made["decoder_input_ids"] = torch.randint(0, text.vocab_size, (batch, seq))
+    if "labels" in names:
+        made["labels"] = (
+            torch.randint(0, config.num_labels, (batch,))
+            if "Classification" in model_class.__name__
+            else torch.randint(0, text.vocab_size, (batch, seq))
+        )
+    return made

@@ -1,0 +1,225 @@
+"""From recorded operators to indices: which dims of which tensors are the same, and each operator's einsum.
+
+Every tensor dim starts as an atom of its own; each operator's rule joins and splits atoms (`atoms.unify`); what is left are
+the indices of the model. Letters become operator-local dims once all splits are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from autopar.documents.graph import Atom, Composite, LocalDim, Note, Position, Term
+from autopar.tracer.atoms import Dim, Node, fresh, leaves, unify
+from autopar.tracer.recording import OperatorRecord, Recording
+from autopar.tracer.rules import Context, Letter, Place, Role, Rule, base_name, find_rule
+
+
+@dataclass
+class Analysis:
+    """A recording with its indices found."""
+
+    recording: Recording
+    dims: dict[int, list[Dim]] = field(default_factory=dict)
+    rules: list[Rule] = field(default_factory=list)
+    segments: dict[Node, list[Place]] = field(default_factory=dict)
+    without_rule: dict[str, str] = field(default_factory=dict)
+    """aten name -> module where it was first met."""
+
+    def atoms_of(self, tensor: int) -> list[list[Node]]:
+        """Leaves of every dim."""
+        return [leaves(dim) for dim in self.dims[tensor]]
+
+    def at(self, place: Place) -> list[Node]:
+        """Leaves of one dim."""
+        return leaves(self.dims[place[0]][place[1]])
+
+
+def analyse(recording: Recording) -> Analysis:
+    """Find the indices of everything recorded."""
+    found = Analysis(recording)
+    for tensor in recording.tensors.values():
+        found.dims[tensor.id] = [fresh(size) for size in tensor.shape]
+    for operator in recording.operators:
+        found.rules.append(_apply(found, operator))
+    for parameter, gradient in recording.gradients.items():
+        for own, other in zip(found.dims[parameter], found.dims[gradient], strict=True):
+            unify(own, other)
+    return found
+
+
+def _apply(found: Analysis, operator: OperatorRecord) -> Rule:
+    function = find_rule(operator.name)
+    if function is None or not operator.writes:
+        if operator.writes:
+            found.without_rule.setdefault(base_name(operator.name), operator.module)
+        return _whole(found.recording, operator)
+    rule = function(Context(found.recording, operator))
+    for letter in rule.letters:
+        _join(found, letter.places)
+    for read, write in rule.views:
+        flat = [[node for dim in found.dims[tensor] for node in dim] for tensor in (read, write)]
+        unify(*flat)
+    if rule.heads is not None:
+        heads, groups, repeat = rule.heads
+        _join(found, heads)
+        _join(found, groups)
+        unify(found.dims[heads[0][0]][heads[0][1]], (*found.dims[groups[0][0]][groups[0][1]], *fresh(repeat)))
+    for whole, parts in rule.segments:
+        _concatenates(found, whole, parts)
+    return rule
+
+
+def _join(found: Analysis, places: list[Place]) -> None:
+    first, *others = places or [(-1, -1)]
+    for tensor, dim in others:
+        unify(found.dims[first[0]][first[1]], found.dims[tensor][dim])
+
+
+def _concatenates(found: Analysis, whole: Place, parts: list[Place]) -> None:
+    nodes = found.at(whole)
+    if len(nodes) == 1 and nodes[0] not in found.segments:
+        found.segments[nodes[0]] = parts
+
+
+def _whole(recording: Recording, operator: OperatorRecord) -> Rule:
+    tensors = (*operator.reads, *operator.writes)
+    places = [(tensor, dim) for tensor in tensors for dim in range(len(recording.tensors[tensor].shape))]
+    return Rule([Letter("whole", [place]) for place in places])
+
+
+Follows = Literal["batch", "sequence"]
+
+
+class AtomTable:
+    """Gives atoms their ids and names as they are met."""
+
+    def __init__(self) -> None:
+        self.atoms: dict[Node, Atom] = {}
+
+    def id(self, node: Node) -> int:
+        """The atom id of a leaf."""
+        if node not in self.atoms:
+            number = len(self.atoms)
+            self.atoms[node] = Atom(id=number, size=node.size, name=f"i{number}")
+        return self.atoms[node].id
+
+    def mark(self, node: Node, follows: Follows) -> None:
+        """Say which workload size an atom is proportional to."""
+        self.atoms[node] = self.atoms[node].model_copy(update={"follows": follows, "name": follows})
+
+    def ids(self, nodes: list[Node]) -> tuple[int, ...]:
+        """Atom ids of leaves."""
+        return tuple(self.id(node) for node in nodes)
+
+
+def name_followers(
+    table: AtomTable, first: Analysis, second: Analysis, batch: float, sequence: float, tokens: int
+) -> list[Note]:
+    """Mark atoms whose size changes in proportion to the batch or the sequence; notes for what does not fit.
+
+    `second` was recorded at `batch` times the batch and `sequence` times the sequence; `tokens` is the smaller sequence length. A size
+    such as seq - 1 (shifted labels) counts as following.
+    """
+    if [op.name for op in first.recording.operators] != [op.name for op in second.recording.operators]:
+        message = "its operators change with the sequence length: capture again for each length"
+        return [Note(kind="unrolls_sequence", where="model", message=message)]
+    odd: set[int] = set()
+    for tensor in first.dims:
+        for one, other in zip(first.atoms_of(tensor), second.atoms_of(tensor), strict=True):
+            for node, later in zip(one, other, strict=False):
+                if later.size == node.size or len(one) != len(other) or node not in table.atoms:
+                    continue
+                follows = _follows(later.size / node.size, batch, sequence, 2 / tokens)
+                if follows is None:
+                    odd.add(node.size)
+                else:
+                    table.mark(node, follows)
+    if not odd:
+        return []
+    message = f"sizes {sorted(odd)} follow neither batch nor sequence in proportion: capture again for other lengths"
+    return [Note(kind="unrolls_sequence", where="model", message=message)]
+
+
+def _follows(ratio: float, batch: float, seq: float, tolerance: float) -> Follows | None:
+    near: dict[Follows, float] = {"batch": abs(ratio / batch - 1), "sequence": abs(ratio / seq - 1)}
+    best = min(near, key=lambda name: near[name])
+    return best if near[best] <= tolerance else None
+
+
+def local_dims(found: Analysis, number: int, ids: Mapping[int, int]) -> tuple[LocalDim, ...]:
+    """The operator-local dims of one operator, one for every atom of every letter; `ids` renumbers tensors."""
+    operator, rule = found.recording.operators[number], found.rules[number]
+    reads, writes = {ids[tensor] for tensor in operator.reads}, {ids[tensor] for tensor in operator.writes}
+    result: list[LocalDim] = []
+
+    def add(role: Role, positions: list[tuple[int, int, int]], composites: tuple[Composite, ...] = ()) -> None:
+        spots = [Position(tensor=ids[t], dim=d, atom=a) for t, d, a in dict.fromkeys(positions)]
+        result.append(
+            LocalDim(
+                name=_letter_name(len(result)),
+                role=role,
+                reads=tuple(spot for spot in spots if spot.tensor in reads),
+                writes=tuple(spot for spot in spots if spot.tensor in writes),
+                composites=composites,
+            )
+        )
+
+    for letter in rule.letters:
+        composites = tuple(
+            Composite(name=name, collectives=tuple((phase, kind, ids.get(t, -1)) for phase, kind, t in collectives))
+            for name, collectives in letter.composites
+        )
+        for atom, positions in enumerate(_positions(found, letter.places)):
+            add(letter.role, positions, composites if atom == 0 else ())
+    for read, write in rule.views:
+        for positions in _row_major(found, read, write):
+            add("parallel" if len(positions) > 1 else "whole", positions)
+    if rule.heads is not None:
+        heads, groups, _ = rule.heads
+        inner = len(found.at(groups[0]))
+        replicated = (Composite(name="replicated_kv"),)
+        for atom, positions in enumerate(_positions(found, heads)):
+            shared = [(t, d, atom) for t, d in groups] if atom < inner else []
+            add("parallel", positions + shared, replicated if atom == 0 and len(found.at(heads[0])) > inner else ())
+    for whole, parts in rule.segments:
+        if found.at(whole):
+            add("parallel", [(*whole, 0), *((*part, 0) for part in parts if found.at(part))])
+    return tuple(result)
+
+
+def _letter_name(number: int) -> str:
+    return "abcdefghijklmnopqrstuvwxyz"[number % 26] + ("" if number < 26 else str(number // 26))
+
+
+def _positions(found: Analysis, places: list[Place]) -> list[list[tuple[int, int, int]]]:
+    """Per atom of a letter, where it stands; places whose atoms differ from the first's are left out."""
+    if not places:
+        return []
+    reference = found.at(places[0])
+    equal = [place for place in places if found.at(place) == reference]
+    return [[(tensor, dim, atom) for tensor, dim in equal] for atom in range(len(reference))]
+
+
+def _row_major(found: Analysis, read: int, write: int) -> list[list[tuple[int, int, int]]]:
+    spots = [
+        [
+            (node, (tensor, dim, atom))
+            for dim, nodes in enumerate(found.atoms_of(tensor))
+            for atom, node in enumerate(nodes)
+        ]
+        for tensor in (read, write)
+    ]
+    if [node for node, _ in spots[0]] == [node for node, _ in spots[1]]:
+        return [[one, other] for (_, one), (_, other) in zip(*spots, strict=True)]
+    return [[spot] for side in spots for _, spot in side]
+
+
+def flop_terms(found: Analysis, number: int, table: AtomTable) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
+    """Model and executed FLOPs of one operator."""
+    rule = found.rules[number]
+    if not rule.flops:
+        return (), ()
+    atoms = table.ids([node for place in rule.flop_places for node in found.at(place)])
+    return (Term(coefficient=rule.flops, atoms=atoms),), (Term(coefficient=rule.executed, atoms=atoms),)

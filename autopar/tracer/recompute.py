@@ -1,0 +1,97 @@
+"""The recompute menu of a block class: what may be kept, what is then run again.
+
+    none        everything autograd keeps
+    attention   explicit attention only: what has two sequence dims is dropped (Korthikanti et al., arXiv 2205.05198)
+    selective   outputs of contractions and attention calls are kept, everything between them is run again
+    full        the block's inputs are kept, the whole forward is run again
+
+An entry that frees nothing is left out. A storage is kept once, under its first tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from autopar.documents.graph import Operator, RecomputeOption, Tensor
+
+
+def recompute_menu(
+    tensors: Sequence[Tensor], operators: Sequence[Operator], inputs: Sequence[int], storages: dict[int, int]
+) -> tuple[RecomputeOption, ...]:
+    """The menu, in the order of memory it frees: none first, full last."""
+    menu = _Menu(tensors, [op for op in operators if op.phase == "forward"], inputs, storages)
+    saved = tuple(tensor.id for tensor in tensors if tensor.saved)
+    options = [RecomputeOption(name="none", saved=saved)]
+    scores = {tensor.id for tensor in tensors if tensor.saved and _has_index_twice(tensor)}
+    if scores:
+        options.append(menu.option("attention", lambda op: not any(_same(menu, op, score) for score in scores)))
+    options.append(
+        menu.option("selective", lambda op: bool(op.model_flops) and not any(_same(menu, op, s) for s in scores))
+    )
+    options.append(menu.option("full", lambda op: False))
+    distinct: dict[tuple[int, ...], RecomputeOption] = {}
+    for option in options:
+        distinct.setdefault(tuple(sorted(option.saved)), option)
+    return tuple(distinct.values())
+
+
+def _has_index_twice(tensor: Tensor) -> bool:
+    return len(set(tensor.atoms)) < len(tensor.atoms)
+
+
+def _same(menu: _Menu, operator: Operator, tensor: int) -> bool:
+    return any(menu.storages[write] == menu.storages[tensor] for write in operator.writes)
+
+
+class _Menu:
+    """Forward operators of a class, and which of them must run again for a choice of what is kept."""
+
+    def __init__(
+        self, tensors: Sequence[Tensor], forward: Sequence[Operator], inputs: Sequence[int], storages: dict[int, int]
+    ) -> None:
+        self.tensors = {tensor.id: tensor for tensor in tensors}
+        self.forward, self.storages = forward, storages
+        self.inputs = tuple(inputs)
+        self.writer = {tensor: op for op in reversed(forward) for tensor in op.writes}
+        self.first: dict[int, int] = {}
+        for tensor in tensors:
+            self.first.setdefault(storages[tensor.id], tensor.id)
+        self.saved = [tensor.id for tensor in tensors if tensor.saved]
+        self.names = _ordinals(forward)
+
+    def option(self, name: str, keeps: Callable[[Operator], bool]) -> RecomputeOption:
+        """What must be kept, and run again, where `keeps` says which operators' outputs may stay."""
+        kept: set[int] = set()
+        again: set[int] = set()
+        waiting = list(self.saved)
+        while waiting:
+            tensor = waiting.pop()
+            operator = self.writer.get(tensor)
+            if operator is None:
+                # Inputs that blocks share (rotary tables) are kept once for all: only the hidden state counts here.
+                if tensor in self.saved or tensor in self.inputs[:1]:
+                    kept.add(self.storages[tensor])
+            elif operator.traffic != () and keeps(operator) and tensor in operator.writes:
+                kept.add(self.storages[tensor])
+            elif operator.id not in again:
+                again.add(operator.id)
+                waiting += [read for read in operator.reads if self.tensors[read].parameter is None]
+        keep = tuple(
+            self.names[op.id] for op in self.forward if op.traffic != () and keeps(op) and self._is_kept(op, kept)
+        )
+        saved = tuple(sorted(self.first[storage] for storage in kept))
+        return RecomputeOption(name=name, keep=keep, saved=saved, operators=tuple(sorted(again)))
+
+    def _is_kept(self, operator: Operator, kept: set[int]) -> bool:
+        return any(self.storages[write] in kept for write in operator.writes)
+
+
+def _ordinals(forward: Sequence[Operator]) -> dict[int, str]:
+    """``module#n`` of every forward operator: the n-th within its module."""
+    counts: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for operator in forward:
+        number = counts.get(operator.module, 0)
+        counts[operator.module] = number + 1
+        names[operator.id] = f"{operator.module}#{number}"
+    return names

@@ -1,0 +1,174 @@
+"""Views, parts and joins of tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autopar.tracer.recording import Ref
+from autopar.tracer.rules.base import Context, Letter, Place, Rule, rule
+
+
+@rule("aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", "aten.unsqueeze", "aten.squeeze",
+      "aten.flatten", "aten.unflatten")  # fmt: skip
+def view(c: Context) -> Rule:
+    """Equal elements in row-major order."""
+    return Rule(views=[(c.operator.reads[0], c.out)], moves=[])
+
+
+@rule("aten.permute", "aten.t", "aten.transpose", "aten.numpy_T", "aten.movedim")
+def permute(c: Context) -> Rule:
+    """Dims in another order."""
+    source, rank = c.tensor(0), len(c.shape(c.out))
+    if base(c) == "permute":
+        order = [dim % rank for dim in c.arg(1)]
+    elif base(c) == "transpose":
+        order = list(range(rank))
+        first, second = c.arg(1) % rank, c.arg(2) % rank
+        order[first], order[second] = second, first
+    else:
+        order = list(range(rank))[::-1]
+    return Rule([Letter("parallel", [(c.out, dim), (source, own)]) for dim, own in enumerate(order)], moves=[])
+
+
+@rule("aten.expand", "aten.broadcast_to")
+def expand(c: Context) -> Rule:
+    """A dim of size 1 becomes a new one; nothing moves."""
+    source, shift = c.tensor(0), len(c.shape(c.out)) - len(c.shape(c.tensor(0)))
+    found = Rule(moves=[])
+    for dim, size in enumerate(c.shape(c.out)):
+        own = dim - shift
+        same = own >= 0 and c.shape(source)[own] == size
+        found.letters.append(Letter("parallel", [(c.out, dim), (source, own)] if same else [(c.out, dim)]))
+    return found
+
+
+@rule("aten.repeat", "aten.repeat_interleave")
+def repeat(c: Context) -> Rule:
+    """Dims whose size stays keep their index; others are whole."""
+    source = c.tensor(0)
+    return _same_or_whole(c, source, c.out, len(c.shape(c.out)) - len(c.shape(source)))
+
+
+def _same_or_whole(c: Context, source: int, out: int, shift: int = 0) -> Rule:
+    found = Rule()
+    for dim, size in enumerate(c.shape(out)):
+        own = dim - shift
+        if own >= 0 and c.shape(source)[own] == size:
+            found.letters.append(Letter("parallel", [(out, dim), (source, own)]))
+        else:
+            found.letters.append(Letter("whole", [(out, dim)]))
+            if own >= 0:
+                found.letters.append(Letter("whole", [(source, own)]))
+    return found
+
+
+@rule("aten.slice", "aten.narrow")
+def slice_(c: Context) -> Rule:
+    """One dim is cut, the others stay."""
+    found = _same_or_whole(c, c.tensor(0), c.out)
+    found.moves = []
+    return found
+
+
+@rule("aten.select")
+def select(c: Context) -> Rule:
+    """One dim disappears."""
+    source = c.tensor(0)
+    return _without(c, source, c.out, c.dim(source, c.arg(1)), moves=[])
+
+
+def _without(c: Context, large: int, small: int, gone: int, moves: Any) -> Rule:
+    kept = [dim for dim in range(len(c.shape(large))) if dim != gone]
+    found = Rule([Letter("parallel", [(small, dim), (large, own)]) for dim, own in enumerate(kept)], moves=moves)
+    found.letters.append(Letter("whole", [(large, gone)]))
+    return found
+
+
+@rule("aten.unbind")
+def unbind(c: Context) -> Rule:
+    """Every write is a select."""
+    source = c.tensor(0)
+    gone = c.dim(source, c.arg(1, "dim", 0))
+    kept = [dim for dim in range(len(c.shape(source))) if dim != gone]
+    found = Rule(
+        [
+            Letter("parallel", [(source, own), *((out, dim) for out in c.operator.writes)])
+            for dim, own in enumerate(kept)
+        ],
+        moves=[],
+    )
+    found.letters.append(Letter("whole", [(source, gone)]))
+    return found
+
+
+@rule("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split", "aten.split_copy")
+def split(c: Context) -> Rule:
+    """A dim that concatenates its parts: each part is divided on its own."""
+    source = c.tensor(0)
+    cut = c.dim(source, c.arg(2, "dim", 0))
+    found = Rule(moves=[])
+    for dim in range(len(c.shape(source))):
+        places = [(out, dim) for out in c.operator.writes]
+        if dim == cut:
+            found.segments.append(((source, dim), places))
+        else:
+            found.letters.append(Letter("parallel", [(source, dim), *places]))
+    return found
+
+
+@rule("aten.cat", "aten.concat")
+def cat(c: Context) -> Rule:
+    """The joined dim concatenates its parts."""
+    parts = [item.tensor for item in c.arg(0) if isinstance(item, Ref)]
+    joined = c.dim(c.out, c.arg(1, "dim", 0))
+    parts = [part for part in parts if len(c.shape(part)) == len(c.shape(c.out))]
+    found = Rule()
+    for dim in range(len(c.shape(c.out))):
+        places: list[Place] = [(part, dim) for part in parts]
+        if dim == joined:
+            found.segments.append(((c.out, dim), places))
+        else:
+            found.letters.append(Letter("parallel", [(c.out, dim), *places]))
+    return found
+
+
+@rule("aten.stack")
+def stack(c: Context) -> Rule:
+    """A new dim in front of `dim`."""
+    parts = [item.tensor for item in c.arg(0) if isinstance(item, Ref)]
+    new = c.dim(c.out, c.arg(1, "dim", 0))
+    kept = [dim for dim in range(len(c.shape(c.out))) if dim != new]
+    found = Rule([Letter("parallel", [(c.out, dim), *((part, own) for part in parts)]) for own, dim in enumerate(kept)])
+    found.letters.append(Letter("whole", [(c.out, new)]))
+    return found
+
+
+@rule("aten.slice_backward")
+def slice_backward(c: Context) -> Rule:
+    """The gradient of a slice: zeros around it."""
+    return _same_or_whole(c, c.tensor(0), c.out)
+
+
+@rule("aten.select_backward")
+def select_backward(c: Context) -> Rule:
+    """The gradient of a select."""
+    gone = c.dim(c.out, c.arg(2))
+    return _without(c, c.out, c.tensor(0), gone, moves=None)
+
+
+@rule("aten.constant_pad_nd", "aten.roll", "aten.flip", "aten.cumsum", "aten.sort")
+def same_or_whole(c: Context) -> Rule:
+    """Dims whose size stays and which the operator does not work along keep their index."""
+    found = _same_or_whole(c, c.tensor(0), c.out)
+    along = c.arg(1, "dim")
+    if base(c) in ("cumsum", "sort") and isinstance(along, int):
+        found.letters[along % len(c.shape(c.out))].role = "whole"
+    if base(c) in ("roll", "flip"):
+        for letter in found.letters:
+            letter.role = "whole"
+    return found
+
+
+def base(c: Context) -> str:
+    """The name between ``aten.`` and the overload."""
+    return c.operator.name.split(".")[1]

@@ -1,0 +1,215 @@
+"""Where a model comes from: model.py, model.py:factory, package.module:factory, a Hugging Face config.json or its folder.
+
+Every source gives a `Source`: how to build the model, how to make a batch, and the loss of its output. Only the user's own file is executed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from autopar.errors import CaptureError
+from hardware_profiles.schema import did_you_mean
+
+LONGEST_DEFAULT = 8192
+
+LossFunction = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's parts as a user gave them."""
+
+    spec: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[[int, int], Any]
+    """(batch, seq) -> args tuple, kwargs dict, or (args, kwargs)."""
+    loss: LossFunction | None
+    seq_len: int
+
+    def batch(self, batch: int, seq: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of one forward; raises CaptureError when the function does not take (batch, seq)."""
+        with user_code(self.spec, "example_inputs(batch, seq)"):
+            made = self.inputs(batch, seq)
+        return as_arguments(made, self.spec)
+
+    def loss_of(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """The scalar that is differentiated: the user's loss, the output's own, or the mean of its float tensors."""
+        if self.loss is not None:
+            with user_code(self.spec, "loss(output, *inputs)"):
+                value = self.loss(output, *args, **kwargs)
+            value = value[0] if isinstance(value, tuple) else value
+            if not isinstance(value, torch.Tensor) or value.numel() != 1:
+                raise CaptureError(f"{self.spec}: loss() returned {_kind(value)}, expected one number as a tensor")
+            return value.reshape(()) if value.dim() else value
+        own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        if own is not None:
+            return own
+        floats = [
+            leaf for leaf in tree_leaves(_plain(output)) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+        ]
+        if not floats:
+            raise CaptureError(
+                f"{self.spec}: forward returned {_kind(output)} without a float tensor: define loss(output, *inputs)"
+            )
+        return torch.stack([leaf.float().mean() for leaf in floats]).sum()
+
+
+def open_source(spec: Any, example_inputs: Any = None, seq_len: int | None = None) -> Source:
+    """The source a spec names; a module or factory comes with `example_inputs`. Raises CaptureError."""
+    if isinstance(spec, nn.Module):
+        return Source(
+            type(spec).__name__, lambda: spec, _given_inputs(example_inputs), None, seq_len or LONGEST_DEFAULT
+        )
+    if callable(spec):
+        name = getattr(spec, "__name__", "factory")
+        return Source(name, spec, _given_inputs(example_inputs), None, seq_len or LONGEST_DEFAULT)
+    text = str(spec)
+    path = Path(text)
+    if path.is_dir() or path.suffix == ".json":
+        from autopar.tracer.hugging_face import open_config
+
+        return open_config(path / "config.json" if path.is_dir() else path, seq_len)
+    if text.startswith("hf:"):
+        from autopar.tracer.hugging_face import open_cached
+
+        return open_cached(text, seq_len)
+    return _from_module(text, seq_len)
+
+
+def _given_inputs(example_inputs: Any) -> Callable[[int, int], Any]:
+    if example_inputs is None:
+        raise CaptureError("a module needs example_inputs too: a function (batch, seq) -> inputs")
+    return example_inputs if callable(example_inputs) else (lambda batch, seq: example_inputs)
+
+
+def _from_module(spec: str, seq_len: int | None) -> Source:
+    place, _, factory = spec.partition(":")
+    module = _load_file(Path(place)) if place.endswith(".py") else _import(place, spec)
+    name = factory or "build_model"
+    build = getattr(module, name, None)
+    if build is None:
+        defined = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise CaptureError(
+            f"{place} defines no {name}(){did_you_mean(name, defined)}; it needs `def build_model() -> torch.nn.Module` "
+            "and `def example_inputs(batch, seq)`"
+        )
+    inputs = getattr(module, "example_inputs", None)
+    if inputs is None:
+        raise CaptureError(
+            f"{place} defines no example_inputs(batch, seq): capture needs to know what a batch looks like"
+        )
+    own = getattr(module, "SEQ_LEN", LONGEST_DEFAULT)
+    if not isinstance(own, int) or own < 1:
+        raise CaptureError(f"{place}: SEQ_LEN is {own!r}, expected a whole number of tokens above 0")
+    return Source(spec, build, inputs, getattr(module, "loss", None), seq_len or own)
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        near = did_you_mean(
+            path.name, [other.name for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        )
+        raise CaptureError(f"{path}: no such file{near}")
+    name = f"autopar_model_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise CaptureError(f"{path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
+    sys.modules[name] = module
+    try:
+        with user_code(str(path), "the file"):
+            spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(folder)
+    return module
+
+
+def _import(name: str, spec: str) -> ModuleType:
+    if ":" not in spec:
+        raise CaptureError(
+            f"{spec}: not a model; give model.py, model.py:factory, package.module:factory, a Hugging Face config.json "
+            "or its folder, or a saved graph.json"
+        )
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise CaptureError(f"{spec}: no module named {name} can be imported from here")
+    with user_code(spec, f"importing {name}"):
+        return importlib.import_module(name)
+
+
+class user_code:  # noqa: N801  (reads as a statement)
+    """Turns whatever the user's code raises into a CaptureError that names the line and what was being done."""
+
+    def __init__(self, spec: str, doing: str, way_out: str = "") -> None:
+        self.spec, self.doing, self.way_out = spec, doing, way_out
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, CaptureError) or not isinstance(error, Exception | SystemExit):
+            return
+        line = source_line(error)
+        text = " ".join(str(error).split())[:300]
+        raise CaptureError(
+            f"{self.spec}: {self.doing} failed{line}: {type(error).__name__}: {text}{self.way_out}"
+        ) from None
+
+
+def source_line(error: BaseException) -> str:
+    """`` at file:line`` of the innermost frame outside torch and this package."""
+    if isinstance(error, SyntaxError):
+        return f" at {error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_machinery(frame.filename)]
+    return f" at {own[-1].filename}:{own[-1].lineno} (`{own[-1].line}`)" if own else ""
+
+
+def _is_machinery(filename: str) -> bool:
+    return any(
+        part in filename for part in ("/torch/", "autopar/tracer/", "autopar/api.py", "autopar/cli.py", "<frozen")
+    )
+
+
+def as_arguments(made: Any, spec: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """example_inputs' three forms as (args, kwargs)."""
+    if isinstance(made, dict):
+        return (), made
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], tuple | list) and isinstance(made[1], dict):
+        return tuple(made[0]), made[1]
+    if isinstance(made, tuple | list):
+        return tuple(made), {}
+    if isinstance(made, torch.Tensor):
+        return (made,), {}
+    raise CaptureError(
+        f"{spec}: example_inputs returned {_kind(made)}, expected an args tuple, a kwargs dict, or (args, kwargs)"
+    )
+
+
+def _plain(output: Any) -> Any:
+    return dict(output) if isinstance(output, dict) else output
+
+
+def _kind(value: Any) -> str:
+    return (
+        f"{type(value).__name__} of shape {tuple(value.shape)}"
+        if isinstance(value, torch.Tensor)
+        else type(value).__name__
+    )
