@@ -16,7 +16,7 @@ from autopar.documents.graph import BlockClass, Graph, LocalDim, Operator
 from autopar.pricing.division import PARTIAL, PASS_SHARED, REPLICATE, Division, Placement, gradient, shard
 from autopar.pricing.division import value_collective
 from autopar.pricing.kinds import LINEAR, base_name, kind_of
-from autopar.pricing.options import Facts, Option, facts_of, options_of
+from autopar.pricing.options import Facts, Option, divided_by, facts_of, options_of
 from autopar.pricing.versions import Version, versions_of
 
 
@@ -147,7 +147,16 @@ class _Backward:
         now = {tensor: self._placement(operator, tensor) for tensor in operator.reads}
         gradients = [tensor for tensor in now if tensor not in self.fixed]
         dim = self._dim(operator, option, now, gradients)
+        if dim is not None and option is not None and option.composite is not None:
+            dim = divided_by(option.composite, dim, self.facts)
         self.layout.divided[operator.id] = dim
+        if dim is not None and dim.role == "whole":
+            self.layout.movements += [
+                Movement("backward", kind, tensor, operator.id, operator.id)
+                for composite in dim.composites[:1]
+                for phase, kind, tensor in composite.collectives
+                if phase == "backward"
+            ]
         held = {} if dim is None else {p.tensor: shard(p.dim, p.atom) for p in dim.reads}
         partial = dim is None and self._passes_partial(operator, option, now, gradients)
         for tensor, placement in now.items():
@@ -181,8 +190,7 @@ class _Backward:
                 dim = self._same_atom(operator, option)
                 if dim is not None:
                     return dim
-                follows = option is None or option.dim is not None or base_name(operator.name) in LINEAR
-                tensors = gradients if follows else []
+                tensors = gradients if option is None or option.dim is not None else []
             for tensor in tensors:
                 dim = _holding(operator, tensor, now[tensor])
                 if dim is not None:
@@ -216,6 +224,8 @@ class _Backward:
             self.layout.movements.append(
                 Movement("backward", kind, tensor, operator.id, self.writer.get(tensor, -1))
             )
+        if kind is not None and tensor not in self.fixed:
+            self.layout.placements[tensor] = target
 
     def _write(self, operator: Operator, dim: LocalDim | None, partial: bool) -> None:
         given = {} if dim is None else {p.tensor: shard(p.dim, p.atom) for p in dim.writes}

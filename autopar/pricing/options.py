@@ -3,7 +3,7 @@
     whole        REPLICATE in, REPLICATE out                      pass shared   SHARED in, SHARED out
     divide d     tensors with d: shard; without: SHARED in        pass partial  PARTIAL in, PARTIAL out (linear only)
                  written without d (d was summed): PARTIAL
-    composite    a dim that is otherwise whole, with collectives inside the operator
+    composite    a dim that is otherwise whole, with collectives inside the operator; replicated_kv: query heads only
 
 An operator that reads a block matrix divides a dim of that matrix or runs whole: dividing only its tokens would gather
 the weight on this axis, which is ZeRO-3, not this axis's business. The batch is never divided here, the sequence only under a
@@ -12,6 +12,7 @@ sequence-divided boundary.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from autopar.documents.graph import BlockClass, Composite, Graph, LocalDim, Operator
@@ -20,6 +21,9 @@ from autopar.pricing.kinds import LINEAR, base_name, kind_of
 
 CONTEXT_COMPOSITES = frozenset(("all_gather_kv", "ulysses"))
 """Composites of the sequence: they belong to the cp axis."""
+VOCABULARY = "vocab_parallel"
+REPLICATED_KV = "replicated_kv"
+"""More ranks than key and value heads: query heads divided, keys and values whole with partial gradients."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,10 @@ class Facts:
     carried: tuple[int, ...] = ()
     """Further inputs that carry a gradient (an encoder's output): placed like the boundary."""
     hidden_out: int | None = None
+    vocabulary: frozenset[int] = frozenset()
+    """Atoms that need not divide evenly."""
+    uncut: frozenset[int] = frozenset()
+    """Atoms that attention holds whole: head dims."""
 
     def boundary_placement(self, tensor: int) -> Placement:
         """Placement of a hidden state at the class's boundary."""
@@ -67,6 +75,7 @@ def facts_of(graph: Graph, class_name: str, boundary: Boundary) -> Facts:
     """Facts of a class under a boundary."""
     block_class = graph.class_by_name[class_name]
     tensors = block_class.tensor_by_id
+    follows: dict[int, str | None] = {atom.id: atom.follows for atom in graph.indices}
     parameters = frozenset(tensor.id for tensor in block_class.tensors if tensor.parameter is not None)
     views = _views_of(block_class, parameters)
     matrices = frozenset(t for t in views if len(tensors[t].dims) >= 2)
@@ -76,6 +85,7 @@ def facts_of(graph: Graph, class_name: str, boundary: Boundary) -> Facts:
     hidden_in = inputs[0] if inputs and class_name not in prologues and floating(tensors[inputs[0]].dtype) else None
     carried_dims = [edge.dims for edge in graph.edges if edge.gradient]
     carried = tuple(t for t in inputs if t != hidden_in and tensors[t].dims in carried_dims)
+    batched = [t for t in carried if any(follows[atom] == "batch" for atom in tensors[t].atoms)]
     live = set(parameters) | set(carried) | ({hidden_in} if hidden_in is not None else set())
     for operator in block_class.operators:
         if operator.phase == "forward" and live.intersection(operator.reads):
@@ -83,14 +93,33 @@ def facts_of(graph: Graph, class_name: str, boundary: Boundary) -> Facts:
     return Facts(
         block_class=block_class,
         boundary=boundary,
-        follows={atom.id: atom.follows for atom in graph.indices},
+        follows=follows,
         constants=frozenset(tensors) - live,
         parameters=frozenset(views),
         matrices=matrices,
         hidden_in=hidden_in,
-        carried=carried,
+        carried=tuple(batched),
         hidden_out=block_class.outputs[0] if block_class.outputs and class_name not in epilogues else None,
+        vocabulary=frozenset(_atoms(block_class, _is_vocabulary)),
+        uncut=frozenset(atom for atom in _atoms(block_class, _is_head_dim) if follows[atom] is None),
     )
+
+
+def _atoms(block_class: BlockClass, wanted: Callable[[Operator, LocalDim], bool]) -> Iterator[int]:
+    """Atoms of every local dim that answers a description."""
+    tensors = block_class.tensor_by_id
+    for operator in block_class.operators:
+        for dim in operator.local_dims:
+            if wanted(operator, dim):
+                yield from (tensors[p.tensor].dims[p.dim][p.atom] for p in (*dim.reads, *dim.writes))
+
+
+def _is_vocabulary(operator: Operator, dim: LocalDim) -> bool:
+    return any(composite.name == VOCABULARY for composite in dim.composites)
+
+
+def _is_head_dim(operator: Operator, dim: LocalDim) -> bool:
+    return kind_of(operator) == "attention" and dim.role == "whole"
 
 
 def floating(dtype: str) -> bool:
@@ -115,8 +144,7 @@ def options_of(operator: Operator, facts: Facts) -> list[Option]:
     stored = all(tensor in facts.parameters for tensor in operator.reads) and bool(operator.reads)
     matrix = bool(facts.matrices.intersection(operator.reads)) and not stored
     if not constant and not stored:
-        if kind_of(operator) not in ("gemm", "attention"):
-            options.append(_uniform(operator, facts, PASS_SHARED, SHARED))
+        options.append(_uniform(operator, facts, PASS_SHARED, SHARED))
         if base_name(operator.name) in LINEAR:
             options.append(_uniform(operator, facts, PASS_PARTIAL, PARTIAL))
     for dim in operator.local_dims:
@@ -169,11 +197,13 @@ def _divided(operator: Operator, facts: Facts, dim: LocalDim) -> Option | None:
 
 def _composite(operator: Operator, facts: Facts, dim: LocalDim, composite: Composite) -> list[Option]:
     """The composite with its collectives inside, and with a summed output left to the next site where it is one."""
+    dim = divided_by(composite, dim, facts)
     held, given = _positions(dim)
     if held is None or given is None:
         return []
     choice = f"{dim.name}:{composite.name}"
-    reads = {tensor: held.get(tensor, REPLICATE) for tensor in operator.reads}
+    whole = REPLICATE if composite.collectives else SHARED
+    reads = {tensor: held.get(tensor) or (REPLICATE if _fixed(tensor, facts) else whole) for tensor in operator.reads}
     writes = {tensor: given.get(tensor, REPLICATE) for tensor in operator.writes}
     options = [Option(choice, reads, writes, dim, composite, composite.collectives)]
     summed = {
@@ -188,8 +218,23 @@ def _composite(operator: Operator, facts: Facts, dim: LocalDim, composite: Compo
     return options
 
 
+def divided_by(composite: Composite, dim: LocalDim, facts: Facts) -> LocalDim:
+    """The places that a composite divides: replicated_kv only tensors with all query heads, [group][repeat]."""
+    if composite.name != REPLICATED_KV:
+        return dim
+    tensors = facts.block_class.tensor_by_id
+    places = (*dim.reads, *dim.writes)
+    most = max(len(tensors[p.tensor].dims[p.dim]) for p in places)
+    kept = [tuple(p for p in side if len(tensors[p.tensor].dims[p.dim]) == most) for side in (dim.reads, dim.writes)]
+    return dim.model_copy(update={"reads": kept[0], "writes": kept[1]})
+
+
+def _fixed(tensor: int, facts: Facts) -> bool:
+    return tensor in facts.constants or tensor in facts.parameters
+
+
 def _without(tensor: int, facts: Facts) -> Placement:
-    return REPLICATE if tensor in facts.constants or tensor in facts.parameters else SHARED
+    return REPLICATE if _fixed(tensor, facts) else SHARED
 
 
 def _positions(dim: LocalDim) -> tuple[dict[int, Placement] | None, dict[int, Placement] | None]:
