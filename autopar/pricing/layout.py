@@ -14,7 +14,7 @@ from functools import cached_property
 
 from autopar.documents.graph import BlockClass, Graph, LocalDim, Operator
 from autopar.pricing.division import PARTIAL, PASS_SHARED, REPLICATE, Division, Placement, gradient, shard
-from autopar.pricing.division import value_collective
+from autopar.pricing.division import CollectiveKind, value_collective
 from autopar.pricing.kinds import LINEAR, base_name, kind_of
 from autopar.pricing.options import Facts, Option, divided_by, facts_of, options_of
 from autopar.pricing.versions import Version, versions_of
@@ -25,7 +25,7 @@ class Movement:
     """A collective within a block: the full bytes of `tensor` travel."""
 
     phase: str
-    kind: str
+    kind: CollectiveKind
     tensor: int
     before: int
     """The operator that needs it, or -1 at the block's end."""
@@ -43,6 +43,10 @@ class Layout:
     placements: dict[int, Placement] = field(default_factory=dict)
     """Tensor -> placement as produced, gradients as values."""
     movements: list[Movement] = field(default_factory=list)
+    read: dict[tuple[int, int], bool] = field(default_factory=dict)
+    """(operator, tensor) -> whether the operator reads only this rank's part."""
+    crossing: set[tuple[int, int]] = field(default_factory=set)
+    """(operator, tensor) reads that wait for a collective: no kernel is fused across them."""
     kept: dict[int, set[bool]] = field(default_factory=dict)
     """Storage -> whether backward reads it divided, whole, or both."""
 
@@ -105,6 +109,10 @@ def _forward(layout: Layout, division: Division, facts: Facts) -> _Chosen:
             option = _match(operator, facts, division, read)
             options[operator.id] = option
             layout.divided[operator.id] = option.dim
+            for tensor, placement in option.reads.items():
+                layout.read[operator.id, tensor] = placement.divided
+                if value_collective(_value(division.placements[tensor]), _value(placement)) is not None:
+                    layout.crossing.add((operator.id, tensor))
             layout.movements += [
                 Movement(phase, kind, tensor, operator.id, operator.id) for phase, kind, tensor in option.inside
             ]
@@ -161,6 +169,7 @@ class _Backward:
         partial = dim is None and self._passes_partial(operator, option, now, gradients)
         for tensor, placement in now.items():
             target = held.get(tensor, PARTIAL if partial and tensor in gradients else REPLICATE)
+            self.layout.read[operator.id, tensor] = target.divided
             self._convert(operator, tensor, placement, target)
             if tensor in self.fixed:
                 self.layout.kept.setdefault(self.storage[tensor], set()).add(placement.divided)
@@ -224,6 +233,8 @@ class _Backward:
             self.layout.movements.append(
                 Movement("backward", kind, tensor, operator.id, self.writer.get(tensor, -1))
             )
+        if kind is not None:
+            self.layout.crossing.add((operator.id, tensor))
         if kind is not None and tensor not in self.fixed:
             self.layout.placements[tensor] = target
 
