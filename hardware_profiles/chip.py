@@ -46,12 +46,33 @@ class GemmTable(Schema):
 class AttentionTable(Schema):
     """Measured attention efficiency: fraction of the dense peak by sequence length (log-interpolated)."""
 
-    kernel: Literal["flash", "explicit"] = "flash"
+    kernel: Literal["flash", "cudnn", "explicit"] = "flash"
+    """flash: FlashAttention-2, torch's own; cudnn: cuDNN and FlashAttention-3 on Hopper (fused kernels)."""
     phase: Literal["forward", "backward"]
     causal: bool = True
     head_dim: int = 128
     seq: tuple[float, ...]
     fraction_of_peak: tuple[float, ...]
+    source: str
+
+
+class Curve(Schema):
+    """A measured collective that replaces the default: seconds by full-buffer bytes, for `ranks` ranks on `nodes` nodes."""
+
+    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
+    ranks: int = Field(ge=2)
+    nodes: int = Field(default=1, ge=1)
+    bytes: tuple[float, ...]
+    seconds: tuple[float, ...]
+    source: str = ""
+
+
+class LinkCurves(Schema):
+    """Collectives measured between chips of this kind on one node's links of a given bandwidth."""
+
+    gigabytes_per_second: float = Field(gt=0)
+    """Per device, each direction: the curves hold for links of this bandwidth."""
+    curves: tuple[Curve, ...]
     source: str
 
 
@@ -66,6 +87,7 @@ class Efficiency(Schema):
 
     Classes: copy, add, norm, softmax, activation, dropout, embedding, loss, optimizer.
     """
+    links: tuple[LinkCurves, ...] = ()
     sustained: float = Field(default=1.0, gt=0, le=1.2)
     """Long-run rate over microbenchmark rate (power limit)."""
     source: str = ""

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import Field
 
 from hardware_profiles.chip import GIB, Chip
+from hardware_profiles.chip import Curve as Curve
 from hardware_profiles.schema import Schema
 
 
@@ -108,17 +109,6 @@ class Failures(Schema):
     """How often devices fail."""
 
     mtbf_hours_per_device: float = Field(gt=0)
-
-
-class Curve(Schema):
-    """A measured collective that replaces the default: seconds by full-buffer bytes, for `ranks` ranks on `nodes` nodes."""
-
-    kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
-    ranks: int = Field(ge=2)
-    nodes: int = Field(default=1, ge=1)
-    bytes: tuple[float, ...]
-    seconds: tuple[float, ...]
-    source: str = ""
 
 
 class Cluster(Schema):
