@@ -19,6 +19,7 @@ import pulp
 from autopar.documents.graph import Graph, Operator
 from autopar.planner.relations import Relation, Row, collapse, flatten
 from autopar.planner.solver import solve
+from autopar.pricing.degrees import fits
 from autopar.pricing.division import (
     PASS_PARTIAL,
     REPLICATE,
@@ -30,7 +31,6 @@ from autopar.pricing.division import (
     forward_collective,
 )
 from autopar.pricing.kinds import kind_of
-from autopar.pricing.degrees import fits
 from autopar.pricing.options import VOCABULARY, Facts, Option, facts_of, options_of
 from autopar.pricing.versions import Edge, Version, Versions, versions_of
 
@@ -64,10 +64,12 @@ class Chosen:
 class Problem:
     """One block class under one boundary, solved again for every regime."""
 
-    def __init__(self, graph: Graph, class_name: str, boundary: Boundary):
+    def __init__(self, graph: Graph, class_name: str, boundary: Boundary) -> None:
         self.facts: Facts = facts_of(graph, class_name, boundary)
         self.block_class = self.facts.block_class
         self.sizes = graph.sizes(1)
+        hidden = self.facts.hidden_out if self.facts.hidden_in is None else self.facts.hidden_in
+        self.hidden_dims = () if hidden is None else self.block_class.tensor_by_id[hidden].dims
         self.gathers_logits = class_name in {chain.epilogue for chain in graph.chains}
         """For a loss that every rank computes whole."""
         self.versions: Versions = versions_of(self.block_class)
@@ -84,11 +86,11 @@ class Problem:
             if self._allowed(option, degree)
         )
 
-    def solve(self, regime: Regime) -> Division:
-        """The cheapest division in a regime. Never infeasible: running everything whole is always on offer."""
-        relations = collapse([*self._operators(regime), *self._sites(regime), *self._boundary()])
-        leaves = [leaf for chosen in _optimum(relations) for leaf in flatten(chosen)]
-        return self._division(leaves)
+    def solve(self, regime: Regime) -> Division | None:
+        """The cheapest division in a regime; None where the boundary cannot be reached (no site to gather at)."""
+        relations = collapse(self.relations(regime))
+        found = optimum(relations) if all(relation.rows for relation in relations) else None
+        return None if found is None else self.division([leaf for chosen in found for leaf in flatten(chosen)])
 
     def relations(self, regime: Regime) -> list[Relation]:
         """Every relation before collapsing."""
@@ -128,9 +130,7 @@ class Problem:
         share = regime.degree if option.dim is not None else 1
         # Backward does twice the work of forward (Narayanan et al. 2021, arXiv 2104.04473).
         local = 3 * max(flops / regime.flops_per_second, moved / regime.memory_bytes_per_second) / share
-        inside = sum(
-            self._collective(kind, self._bytes(tensor), regime) for _, kind, tensor in option.inside
-        )
+        inside = sum(self._collective(kind, self._bytes(tensor), regime) for _, kind, tensor in option.inside)
         return local + inside + self._partial_gradients(option, regime)
 
     def _partial_gradients(self, option: Option, regime: Regime) -> float:
@@ -140,6 +140,7 @@ class Problem:
         held = [t for t, placement in option.reads.items() if t in self.facts.parameters and not placement.divided]
         seconds = sum(self._collective("all_reduce", self._bytes(tensor), regime) for tensor in held)
         return seconds / MICRO_BATCHES
+
     def _flops_and_bytes(self, operator: Operator) -> tuple[float, float]:
         flops = sum(term.value(self.sizes) for term in operator.executed_flops)
         if kind_of(operator) == "view":
@@ -181,7 +182,9 @@ class Problem:
     def _convertible(self, tensor: int, source: Placement, target: Placement) -> bool:
         """The conversions that tensor parallelism uses: into and out of the boundary's placement; slices of inputs.
 
-        All-to-alls belong to cp and ep, and a part of the hidden dim is nowhere worth a gather of its own.
+        All-to-alls belong to cp and ep, and a part of the hidden dim is nowhere worth a gather of its own. What was gathered
+        is SHARED, so that an all-gather always comes back as a reduce-scatter; logits alone may be gathered whole, for
+        a loss that every rank computes, and come back as a slice.
         """
         if tensor in self.facts.constants:
             return source == REPLICATE and target.divided
@@ -191,12 +194,15 @@ class Problem:
         if source.kind == "partial":
             return target == REPLICATE or self._on_sequence(tensor, target)
         if self._on_sequence(tensor, source):
-            return target.kind in ("shared", "replicate")
+            return target.kind == "shared"
         return self.gathers_logits and source.divided and target == REPLICATE
 
     def _on_sequence(self, tensor: int, placement: Placement) -> bool:
+        """Whether a hidden state is divided on the sequence."""
         dims = self.block_class.tensor_by_id[tensor].dims
-        return placement.divided and self.facts.follows[dims[placement.dim][placement.atom]] == "sequence"
+        if not placement.divided or (self.hidden_dims and dims[1:] != self.hidden_dims[1:]):
+            return False
+        return self.facts.follows[dims[placement.dim][placement.atom]] == "sequence"
 
     def _wanted(self) -> dict[int, list[Placement]]:
         """Every placement in which some operator writes or reads a tensor, or the boundary has it."""
@@ -213,7 +219,7 @@ class Problem:
     def _fixed(self) -> dict[int, Placement]:
         """Placements at the boundary: hidden states as the boundary says, all other inputs whole."""
         facts = self.facts
-        from_whole = {tensor: REPLICATE for tensor in self.block_class.inputs}
+        from_whole = dict.fromkeys(self.block_class.inputs, REPLICATE)
         for tensor in (facts.hidden_in, *facts.carried, facts.hidden_out):
             if tensor is not None:
                 from_whole[tensor] = facts.boundary_placement(tensor)
@@ -227,7 +233,8 @@ class Problem:
             relations.append(Relation((version,), [Row((placement,), 0.0, None)]))
         return relations
 
-    def _division(self, leaves: list[Chosen]) -> Division:
+    def division(self, leaves: list[Chosen]) -> Division:
+        """The division that the leaves of a solution describe."""
         choices: dict[int, str | None] = {}
         placements: dict[int, Placement] = {}
         conversions: list[SiteConversion] = []
@@ -253,8 +260,8 @@ class Problem:
         )  # fmt: skip
 
 
-def _optimum(relations: list[Relation]) -> list[object]:
-    """The choices of the cheapest row of every relation, rows agreeing on shared versions."""
+def optimum(relations: list[Relation]) -> list[object] | None:
+    """The choices of every relation in the cheapest assignment, rows agreeing on shared versions; None: there is none."""
     problem = pulp.LpProblem("division", pulp.LpMinimize)
     rows: list[list[pulp.LpVariable]] = []
     for number, relation in enumerate(relations):
@@ -269,7 +276,8 @@ def _optimum(relations: list[Relation]) -> list[object]:
         problem += pulp.LpAffineExpression([(variable, 1) for variable in variables]) == 1
     for first, other in _agreements(relations, rows):
         problem += pulp.LpAffineExpression([*((v, 1) for v in first), *((v, -1) for v in other)]) == 0
-    solve(problem)
+    if solve(problem).status != "optimal":
+        return None
     return [
         max(zip(relation.rows, variables, strict=True), key=lambda pair: pair[1].varValue)[0].chosen
         for relation, variables in zip(relations, rows, strict=True)

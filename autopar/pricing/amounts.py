@@ -19,7 +19,7 @@ COMPUTE = "compute"
 class Amounts:
     """Terms of `count` owners; add all terms, then evaluate as often as wanted."""
 
-    def __init__(self, count: int):
+    def __init__(self, count: int) -> None:
         self.count = count
         self._owners: list[int] = []
         self._coefficients: list[float] = []
@@ -29,7 +29,13 @@ class Amounts:
         self._built: tuple[NDArray[np.intp], NDArray[np.intp], Floats, Floats, Floats, NDArray[np.intp]] | None = None
 
     def add(
-        self, owner: int, atoms: Iterable[int], *, coefficient: float = 1.0, divided: bool = False, compute: bool = False
+        self,
+        owner: int,
+        atoms: Iterable[int],
+        *,
+        coefficient: float = 1.0,
+        divided: bool = False,
+        compute: bool = False,
     ) -> None:
         """One more term of an owner."""
         self._owners.append(owner)
@@ -49,7 +55,7 @@ class Amounts:
         vector = sizes if isinstance(sizes, np.ndarray) else size_vector(sizes)
         products = np.multiply.reduceat(vector[flat], starts) * coefficients
         products = products * (1.0 + divided * (1.0 / degree - 1.0)) * (1.0 + compute * (width - 1.0))
-        return np.bincount(owners, weights=products, minlength=self.count)
+        return np.asarray(np.bincount(owners, weights=products, minlength=self.count), dtype=np.float64)
 
     def _build(self) -> tuple[NDArray[np.intp], NDArray[np.intp], Floats, Floats, Floats, NDArray[np.intp]]:
         # Every term starts with atom -1, of size 1: reduceat knows no empty runs.

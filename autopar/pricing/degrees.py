@@ -1,7 +1,8 @@
 """Which degrees a division can have: every divided dim must come apart into equal, whole parts.
 
 A dim [atom ... ] divided on an atom is cut into contiguous parts of what lies from that atom inwards: 8 groups of 4
-query heads divide by 16, 8 key heads do not: no cut goes through a head. Vocabularies need not divide: the last rank's part is padded.
+query heads divide by 16, 8 key heads do not: no cut goes through a head.
+Vocabularies need not divide: the last rank's part is padded.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def _cuts(part: tuple[int, ...], sizes: Mapping[int, float], degree: int, facts:
     return False
 
 
-def divides(graph: Graph, division: Division, degree: int, micro_batch: int | None = None, seq: int | None = None) -> bool:
+def divides(
+    graph: Graph, division: Division, degree: int, micro_batch: int | None = None, seq: int | None = None
+) -> bool:
     """Whether a division can have a degree at a micro-batch and sequence length."""
     return not list(obstacles(graph, division, degree, micro_batch, seq))
 

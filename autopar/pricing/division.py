@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from autopar.documents.graph import Site
+from autopar.documents.plan import Axis
 
 Kind = Literal["replicate", "shared", "partial", "shard"]
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -113,7 +114,7 @@ class Division:
     """
 
     block_class: str
-    axis: str
+    axis: Axis
     boundary: Boundary
     choices: Mapping[int, str | None]
     placements: Mapping[int, Placement]

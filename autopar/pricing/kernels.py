@@ -1,9 +1,9 @@
 """Seconds of a list of operators on one rank, at any micro-batch, sequence length and degree.
 
-    gemm        m * n * batch = elements written, n from the dims that only the second operand and the output hold,
-                k = flops / (2 m n batch): one rule for matmuls, grouped matmuls and convolutions
-    attention   executed FLOPs and the bytes of everything read and written
-    pointwise   bytes that enter and leave the kernel
+gemm        m * n * batch = elements written, n from the dims that only the second operand and the output hold,
+            k = flops / (2 m n batch): one rule for matmuls, grouped matmuls and convolutions
+attention   executed FLOPs and the bytes of everything read and written
+pointwise   bytes that enter and leave the kernel
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autopar.pricing.amounts import Amounts, Floats
 from autopar.pricing.fusion import Kernel, kernels_of
 from autopar.pricing.kinds import RAGGED, base_name, kind_of
 from autopar.pricing.layout import Layout
-from cost_models.compute import Kernels, attention_seconds, gemm_seconds, pointwise_seconds
+from cost_models.compute import ATTENTION_KERNEL, Kernels, attention_seconds, gemm_seconds, pointwise_seconds
 from hardware_profiles.chip import Chip
 
 OPERANDS = {"addmm": 1, "baddbmm": 1, "addbmm": 1, "convolution_backward": 1}
@@ -62,9 +62,12 @@ class _Products:
 class KernelList:
     """Kernels of some operators of a layout, compiled for repeated pricing."""
 
-    def __init__(self, operators: Iterable[Operator], layout: Layout, follows: dict[int, str | None], kernels: Kernels):
+    def __init__(
+        self, operators: Iterable[Operator], layout: Layout, follows: dict[int, str | None], kernels: Kernels
+    ) -> None:
         self.layout, self.follows = layout, follows
         self.tensors = layout.block_class.tensor_by_id
+        self.attention_kernel = ATTENTION_KERNEL[kernels]
         self.kernels = kernels_of(operators, layout, fuse=kernels != "eager")
 
     @property
@@ -89,6 +92,7 @@ class KernelList:
                         head_dim=attention.head_dim,
                         causal=attention.causal,
                         dtype=dtype,
+                        kernel=self.attention_kernel,
                     )
                 )
             )
@@ -136,7 +140,9 @@ class KernelList:
                 amounts.add(owner, atoms, divided=cut)
         return found
 
-    def _columns_and_batch(self, operator: Operator) -> tuple[tuple[tuple[int, ...], bool], tuple[tuple[int, ...], bool]]:
+    def _columns_and_batch(
+        self, operator: Operator
+    ) -> tuple[tuple[tuple[int, ...], bool], tuple[tuple[int, ...], bool]]:
         """Atoms of n and of the batch of a product, and whether the operator divides one of them."""
         first = OPERANDS.get(base_name(operator.name), 0)
         left, right = operator.reads[first], operator.reads[min(first + 1, len(operator.reads) - 1)]

@@ -11,17 +11,68 @@ from functools import lru_cache
 from autopar.documents.graph import Operator
 
 VIEWS = frozenset(
-    "view reshape _unsafe_view t transpose permute expand squeeze unsqueeze slice select split split_with_sizes unbind "
-    "detach alias as_strided chunk narrow view_as flatten unflatten swapaxes movedim diagonal lift_fresh numpy_T "
-    "split_copy empty empty_like empty_strided new_empty new_empty_strided".split()
+    (
+        "view",
+        "reshape",
+        "_unsafe_view",
+        "t",
+        "transpose",
+        "permute",
+        "expand",
+        "squeeze",
+        "unsqueeze",
+        "slice",
+        "select",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "detach",
+        "alias",
+        "as_strided",
+        "chunk",
+        "narrow",
+        "view_as",
+        "flatten",
+        "unflatten",
+        "swapaxes",
+        "movedim",
+        "diagonal",
+        "lift_fresh",
+        "numpy_T",
+        "split_copy",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+    )
 )
 GEMMS = frozenset(
-    "mm bmm addmm baddbmm linear matmul _grouped_mm grouped_mm _scaled_mm convolution convolution_backward conv1d "
-    "conv2d conv3d".split()
+    (
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "linear",
+        "matmul",
+        "_grouped_mm",
+        "grouped_mm",
+        "_scaled_mm",
+        "convolution",
+        "convolution_backward",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+    )
 )
 ATTENTIONS = frozenset(
-    "attention attention_backward scaled_dot_product_attention _scaled_dot_product_flash_attention "
-    "_scaled_dot_product_flash_attention_backward".split()
+    (
+        "attention",
+        "attention_backward",
+        "scaled_dot_product_attention",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_backward",
+    )
 )
 CLASS_WORDS = (
     ("embedding", "embedding"), ("index_select", "embedding"), ("gather", "embedding"), ("log_softmax", "softmax"),
@@ -31,9 +82,31 @@ CLASS_WORDS = (
     ("erf", "activation"), ("exp", "activation"), ("copy", "copy"), ("clone", "copy"), ("cat", "copy"),
     ("contiguous", "copy"), ("fill", "copy"), ("zeros", "copy"),
 )  # fmt: skip
-LINEAR = frozenset("_to_copy to clone neg contiguous add sub copy_ sum add_ cat".split()) | VIEWS
+LINEAR = (
+    frozenset(
+        (
+            "_to_copy",
+            "to",
+            "clone",
+            "neg",
+            "contiguous",
+            "add",
+            "sub",
+            "copy_",
+            "sum",
+            "add_",
+            "cat",
+        )
+    )
+    | VIEWS
+)
 """Linear in their tensors taken together: partial sums in, a partial sum out (where every tensor read is one)."""
-RAGGED = frozenset("_grouped_mm grouped_mm".split())
+RAGGED = frozenset(
+    (
+        "_grouped_mm",
+        "grouped_mm",
+    )
+)
 
 
 @lru_cache(maxsize=4096)

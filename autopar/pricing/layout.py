@@ -13,10 +13,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autopar.documents.graph import BlockClass, Graph, LocalDim, Operator
-from autopar.pricing.division import PARTIAL, PASS_SHARED, REPLICATE, Division, Placement, gradient, shard
-from autopar.pricing.division import CollectiveKind, value_collective
+from autopar.pricing.division import (
+    PARTIAL,
+    PASS_SHARED,
+    REPLICATE,
+    CollectiveKind,
+    Division,
+    Placement,
+    gradient,
+    shard,
+    value_collective,
+)
 from autopar.pricing.kinds import LINEAR, base_name, kind_of
-from autopar.pricing.options import Facts, Option, divided_by, facts_of, options_of
+from autopar.pricing.options import Facts, Option, divided_by, facts_of, inside, options_of
 from autopar.pricing.versions import Version, versions_of
 
 
@@ -89,8 +98,8 @@ def _forward(layout: Layout, division: Division, facts: Facts) -> _Chosen:
     placed: dict[Version, Placement] = {}
     writer = {t: op.id for op in facts.block_class.operators if op.phase == "forward" for t in op.writes}
     readers: dict[Version, int] = {}
-    for (operator, tensor), version in versions.read.items():
-        readers.setdefault(version, operator)
+    for (reader, tensor), version in versions.read.items():
+        readers.setdefault(version, reader)
         placed.setdefault(Version(tensor), division.placements[tensor])
     for tensor in versions.leaving:
         placed.setdefault(Version(tensor), division.placements[tensor])
@@ -134,7 +143,7 @@ def _match(operator: Operator, facts: Facts, division: Division, read: dict[tupl
 class _Backward:
     """Walks the backward operators in order and fills the layout."""
 
-    def __init__(self, layout: Layout, facts: Facts, forward: _Chosen):
+    def __init__(self, layout: Layout, facts: Facts, forward: _Chosen) -> None:
         self.layout, self.facts, self.forward = layout, facts, forward
         self.tensors = facts.block_class.tensor_by_id
         operators = facts.block_class.operators
@@ -162,7 +171,7 @@ class _Backward:
             self.layout.movements += [
                 Movement("backward", kind, tensor, operator.id, operator.id)
                 for composite in dim.composites[:1]
-                for phase, kind, tensor in composite.collectives
+                for phase, kind, tensor in inside(composite)
                 if phase == "backward"
             ]
         held = {} if dim is None else {p.tensor: shard(p.dim, p.atom) for p in dim.reads}
@@ -230,9 +239,7 @@ class _Backward:
         key = (self.storage[tensor], kind or "")
         if kind is not None and key not in self.converted:
             self.converted.add(key)
-            self.layout.movements.append(
-                Movement("backward", kind, tensor, operator.id, self.writer.get(tensor, -1))
-            )
+            self.layout.movements.append(Movement("backward", kind, tensor, operator.id, self.writer.get(tensor, -1)))
         if kind is not None:
             self.layout.crossing.add((operator.id, tensor))
         if kind is not None and tensor not in self.fixed:

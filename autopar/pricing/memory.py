@@ -39,9 +39,7 @@ def saved_amounts(option: RecomputeOption, layout: Layout, repeated: Iterable[Mo
 
 def parameter_amounts(block_class: BlockClass, division: Division) -> Amounts:
     """Elements on one rank: trainable, frozen, and trainable ones read by row."""
-    rows = {
-        tensor for op in block_class.operators if base_name(op.name) == "embedding" for tensor in op.reads[:1]
-    }
+    rows = {tensor for op in block_class.operators if base_name(op.name) == "embedding" for tensor in op.reads[:1]}
     amounts = Amounts(3)
     for parameter in block_class.parameters:
         if parameter.tensor is None:
@@ -55,18 +53,18 @@ def parameter_amounts(block_class: BlockClass, division: Division) -> Amounts:
     return amounts
 
 
-def output_amounts(block_class: BlockClass, division: Division) -> Amounts:
-    """Bytes of the first output as it leaves."""
+def output_amounts(block_class: BlockClass, hidden: int | None, division: Division) -> Amounts:
+    """Bytes of the hidden state as it leaves."""
     amounts = Amounts(1)
-    for number in block_class.outputs[:1]:
-        add_tensor(amounts, 0, block_class.tensor_by_id[number], division.boundary == "sequence")
+    if hidden is not None:
+        add_tensor(amounts, 0, block_class.tensor_by_id[hidden], division.boundary == "sequence")
     return amounts
 
 
 class Workspace:
     """Gradients and temporaries alive over the backward operators."""
 
-    def __init__(self, count: int, steps: int):
+    def __init__(self, count: int, steps: int) -> None:
         self.amounts = Amounts(count)
         self.born = np.zeros(count, dtype=np.intp)
         self.dies = np.zeros(count, dtype=np.intp)

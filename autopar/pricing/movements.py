@@ -19,10 +19,25 @@ ROW_BYTES = 4
 """Vocabulary-parallel loss exchanges one fp32 number a row (maximum, sum, picked logit)."""
 
 
+class Prices:
+    """Seconds of single collectives over a group, each asked for once."""
+
+    def __init__(self, group: Group, chip: Chip) -> None:
+        self.group, self.chip = group, chip
+        self._seconds: dict[tuple[Kind, float], float] = {}
+
+    def __call__(self, kind: Kind, bytes_: float) -> float:
+        """Seconds of one collective of a full buffer."""
+        key = (kind, bytes_)
+        if key not in self._seconds:
+            self._seconds[key] = float(collective_seconds(kind, bytes_, self.group, self.chip))
+        return self._seconds[key]
+
+
 class MovementList:
     """Collectives of one kind after another, compiled for repeated pricing."""
 
-    def __init__(self, movements: Iterable[Movement], block_class: BlockClass, axis: Axis):
+    def __init__(self, movements: Iterable[Movement], block_class: BlockClass, axis: Axis) -> None:
         self.axis: Axis = axis
         self.amounts: dict[Kind, Amounts] = {}
         by_kind: dict[Kind, list[Movement]] = {}
@@ -33,20 +48,16 @@ class MovementList:
             for owner, movement in enumerate(members):
                 _add_full_bytes(self.amounts[kind], owner, movement, block_class)
 
-    def price(self, point: Point, group: Group, chip: Chip) -> tuple[Collective, ...]:
+    def price(self, point: Point, known: Prices) -> tuple[Collective, ...]:
         """Equal ones together."""
         if point.degree == 1:
             return ()
         found = []
         for kind, amounts in self.amounts.items():
             sizes, counts = np.unique(np.rint(amounts.evaluate(*point)), return_counts=True)
-            seconds = np.atleast_1d(np.asarray(collective_seconds(kind, sizes, group, chip)))
-            for size, count, one in zip(sizes, counts, seconds, strict=True):
-                found.append(
-                    Collective(
-                        axis=self.axis, kind=kind, count=int(count), bytes=float(size), seconds=float(one * count)
-                    )
-                )
+            for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+                seconds = known(kind, size) * count
+                found.append(Collective(axis=self.axis, kind=kind, count=count, bytes=size, seconds=seconds))
         return tuple(found)
 
 

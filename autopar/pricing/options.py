@@ -14,9 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 from autopar.documents.graph import BlockClass, Composite, Graph, LocalDim, Operator
-from autopar.pricing.division import PARTIAL, PASS_PARTIAL, PASS_SHARED, REPLICATE, SHARED, Boundary, Placement, shard
+from autopar.pricing.division import (
+    PARTIAL,
+    PASS_PARTIAL,
+    PASS_SHARED,
+    REPLICATE,
+    SHARED,
+    Boundary,
+    CollectiveKind,
+    Placement,
+    shard,
+)
 from autopar.pricing.kinds import LINEAR, base_name, kind_of
 
 CONTEXT_COMPOSITES = frozenset(("all_gather_kv", "ulysses"))
@@ -35,7 +46,7 @@ class Option:
     writes: dict[int, Placement]
     dim: LocalDim | None = None
     composite: Composite | None = None
-    inside: tuple[tuple[str, str, int], ...] = ()
+    inside: tuple[tuple[str, CollectiveKind, int], ...] = ()
     """Collectives inside the operator: (phase, kind, tensor)."""
 
 
@@ -99,10 +110,17 @@ def facts_of(graph: Graph, class_name: str, boundary: Boundary) -> Facts:
         matrices=matrices,
         hidden_in=hidden_in,
         carried=tuple(batched),
-        hidden_out=block_class.outputs[0] if block_class.outputs and class_name not in epilogues else None,
+        hidden_out=None if class_name in epilogues else _hidden_state(block_class, follows),
         vocabulary=frozenset(_atoms(block_class, _is_vocabulary)),
         uncut=frozenset(atom for atom in _atoms(block_class, _is_head_dim) if follows[atom] is None),
     )
+
+
+def _hidden_state(block_class: BlockClass, follows: dict[int, str | None]) -> int | None:
+    """The output that goes from block to block: the first that grows with the batch."""
+    tensors = [block_class.tensor_by_id[output] for output in block_class.outputs]
+    growing = [t.id for t in tensors if floating(t.dtype) and any(follows[atom] == "batch" for atom in t.atoms)]
+    return growing[0] if growing else None
 
 
 def _atoms(block_class: BlockClass, wanted: Callable[[Operator, LocalDim], bool]) -> Iterator[int]:
@@ -131,9 +149,8 @@ def _views_of(block_class: BlockClass, tensors: frozenset[int]) -> set[int]:
     """The tensors and everything that is only a view of them, in forward."""
     views = set(tensors)
     for operator in block_class.operators:
-        if operator.phase == "forward" and kind_of(operator) == "view" and operator.reads:
-            if all(tensor in views for tensor in operator.reads):
-                views.update(operator.writes)
+        if operator.phase == "forward" and kind_of(operator) == "view" and views.issuperset(operator.reads):
+            views.update(operator.writes if operator.reads else ())
     return views
 
 
@@ -205,17 +222,24 @@ def _composite(operator: Operator, facts: Facts, dim: LocalDim, composite: Compo
     whole = REPLICATE if composite.collectives else SHARED
     reads = {tensor: held.get(tensor) or (REPLICATE if _fixed(tensor, facts) else whole) for tensor in operator.reads}
     writes = {tensor: given.get(tensor, REPLICATE) for tensor in operator.writes}
-    options = [Option(choice, reads, writes, dim, composite, composite.collectives)]
+    collectives = inside(composite)
+    options = [Option(choice, reads, writes, dim, composite, collectives)]
     summed = {
         tensor
-        for phase, kind, tensor in composite.collectives
+        for phase, kind, tensor in collectives
         if (phase, kind) == ("forward", "all_reduce") and tensor in operator.writes and tensor not in given
     }
     if summed:
-        rest = tuple(item for item in composite.collectives if item[2] not in summed or item[0] != "forward")
+        rest = tuple(item for item in collectives if item[2] not in summed or item[0] != "forward")
         left = {tensor: PARTIAL if tensor in summed else placement for tensor, placement in writes.items()}
         options.append(Option(choice, reads, left, dim, composite, rest))
     return options
+
+
+def inside(composite: Composite) -> tuple[tuple[str, CollectiveKind, int], ...]:
+    """A composite's collectives: (phase, kind, tensor); -1 stands for one number a row."""
+    kinds: dict[str, CollectiveKind] = {kind: kind for kind in get_args(CollectiveKind)}
+    return tuple((phase, kinds[kind], tensor) for phase, kind, tensor in composite.collectives)
 
 
 def divided_by(composite: Composite, dim: LocalDim, facts: Facts) -> LocalDim:

@@ -13,21 +13,23 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from autopar.documents.graph import Graph, RecomputeOption
-from autopar.documents.plan import Axis, Collective
-from autopar.pricing.amounts import Amounts, size_vector
+from autopar.documents.plan import Collective
+from autopar.pricing.amounts import Amounts, Floats, size_vector
 from autopar.pricing.division import Division
 from autopar.pricing.kernels import KernelList, Point
 from autopar.pricing.layout import Layout, layout_of
 from autopar.pricing.memory import output_amounts, parameter_amounts, saved_amounts, workspace_of
-from autopar.pricing.movements import MovementList, repeated
-from cost_models.compute import Kernels, dtype_bytes, host_seconds
+from autopar.pricing.movements import MovementList, Prices, repeated
+from autopar.pricing.options import facts_of
+from cost_models.compute import Kernels, element_bytes, host_seconds
 from hardware_profiles.chip import Chip
 from hardware_profiles.cluster import Group
 
 REMEMBERED = 256
+Mode = Literal["none", "selective", "full"]
+MODES: dict[str, Mode] = {"none": "none", "full": "full"}
+"""Modes by the name of the menu's entry; all others are selective."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class RecomputePrice:
     seconds: float
     """Forward run again before backward, collectives apart."""
     collectives: tuple[Collective, ...]
-    mode: Literal["none", "selective", "full"]
+    mode: Mode
     keep: tuple[str, ...]
     live_bytes: float
     """What stands again while this block's backward runs, beyond `saved_bytes`."""
@@ -108,7 +110,7 @@ def price_block(
 class Compiled:
     """A layout with everything that does not depend on sizes worked out."""
 
-    def __init__(self, graph: Graph, division: Division, kernels: Kernels):
+    def __init__(self, graph: Graph, division: Division, kernels: Kernels) -> None:
         self.graph, self.division, self.kernels = graph, division, kernels
         self.layout: Layout = layout_of(graph, division)
         block_class = self.layout.block_class
@@ -117,7 +119,7 @@ class Compiled:
             phase: KernelList([op for op in block_class.operators if op.phase == phase], self.layout, follows, kernels)
             for phase in ("forward", "backward")
         }
-        axis: Axis = division.axis  # type: ignore[assignment]
+        axis = division.axis
         self.movements = {
             phase: MovementList([m for m in self.layout.movements if m.phase == phase], block_class, axis)
             for phase in ("forward", "backward")
@@ -134,16 +136,18 @@ class Compiled:
             )
         self.parameters = parameter_amounts(block_class, division)
         self.workspace = workspace_of(self.layout, self.phases["backward"])
-        self.output = output_amounts(block_class, division)
+        facts = facts_of(graph, division.block_class, division.boundary)
+        self.output = output_amounts(block_class, facts.hidden_out, division)
 
-    def price(self, sizes: np.ndarray, degree: int, dtype: str, chip: Chip, group: Group) -> BlockPrice:
+    def price(self, sizes: Floats, degree: int, dtype: str, chip: Chip, group: Group) -> BlockPrice:
         """The price at a point."""
         # Tensors of fp8 training are kept in 16 bits: only products run in 8.
-        point = Point(sizes, degree, max(2.0, dtype_bytes(dtype)))
+        known = _prices(group, chip)
+        point = Point(sizes, degree, max(2.0, element_bytes(dtype)))
         seconds, overhead, collectives = {}, {}, {}
         for phase, kernel_list in self.phases.items():
             seconds[phase] = kernel_list.seconds(point, chip, dtype)
-            collectives[phase] = self.movements[phase].price(point, group, chip)
+            collectives[phase] = self.movements[phase].price(point, known)
             overhead[phase] = self._overhead(kernel_list, seconds[phase], collectives[phase], chip)
         trainable, frozen, rows = self.parameters.evaluate(*point)
         return BlockPrice(
@@ -153,7 +157,7 @@ class Compiled:
             backward_overhead_seconds=overhead["backward"],
             forward_collectives=collectives["forward"],
             backward_collectives=collectives["backward"],
-            recompute=self._recompute(point, chip, dtype, group),
+            recompute=self._recompute(point, chip, dtype, known),
             parameter_elements=float(trainable),
             frozen_elements=float(frozen),
             parameter_tensors=sum(parameter.trainable for parameter in self.layout.block_class.parameters),
@@ -162,19 +166,19 @@ class Compiled:
             embedding_elements=float(rows),
         )
 
-    def _recompute(self, point: Point, chip: Chip, dtype: str, group: Group) -> dict[str, RecomputePrice]:
+    def _recompute(self, point: Point, chip: Chip, dtype: str, known: Prices) -> dict[str, RecomputePrice]:
         prices = {}
         whole = 0.0
         for name, (option, kernel_list, moved, saved) in self.again.items():
             bytes_ = float(saved.evaluate(*point)[0])
             whole = bytes_ if name == "none" else max(whole, bytes_)
             seconds = kernel_list.seconds(point, chip, dtype)
-            collectives = moved.price(point, group, chip)
+            collectives = moved.price(point, known)
             prices[name] = RecomputePrice(
                 saved_bytes=bytes_,
                 seconds=seconds,
                 collectives=collectives,
-                mode=name if name in ("none", "full") else "selective",  # type: ignore[arg-type]
+                mode=MODES.get(name, "selective"),
                 keep=option.keep,
                 live_bytes=max(0.0, whole - bytes_),
                 overhead_seconds=self._overhead(kernel_list, seconds, collectives, chip),
@@ -202,6 +206,19 @@ def _compiled(graph: Graph, division: Division, kernels: Kernels) -> Compiled:
     return _COMPILED[key]
 
 
-def size_vector_of(graph: Graph, micro_batch: int, seq_len: int) -> np.ndarray:
+_PRICES: OrderedDict[tuple[int, int], Prices] = OrderedDict()
+
+
+def _prices(group: Group, chip: Chip) -> Prices:
+    """Prices of collectives by identity of group and chip, kept like compiled layouts."""
+    key = (id(group), id(chip))
+    if key not in _PRICES:
+        _PRICES[key] = Prices(group, chip)
+        if len(_PRICES) > REMEMBERED:
+            _PRICES.popitem(last=False)
+    return _PRICES[key]
+
+
+def size_vector_of(graph: Graph, micro_batch: int, seq_len: int) -> Floats:
     """Atom sizes at a micro-batch and sequence length, by atom id."""
     return size_vector(graph.sizes(micro_batch, seq_len))
