@@ -265,7 +265,7 @@ def optimum(relations: list[Relation]) -> list[object] | None:
     problem = pulp.LpProblem("division", pulp.LpMinimize)
     rows: list[list[pulp.LpVariable]] = []
     for number, relation in enumerate(relations):
-        rows.append([pulp.LpVariable(f"x{number}_{index}", cat="Binary") for index in range(len(relation.rows))])
+        rows.append([problem.add_variable(f"x{number}_{index}", cat="Binary") for index in range(len(relation.rows))])
     costs = [
         (variable, row.cost * 1e6)
         for relation, variables in zip(relations, rows, strict=True)

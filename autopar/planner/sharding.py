@@ -18,8 +18,8 @@ from autopar.pricing.division import REPLICATE, Boundary, Division
 
 DEGREES = (2, 4, 8, 16, 32, 64)
 LINKS = ((1e14, 1e-8), (2.5e10, 1e-5))
-"""Bytes per second and latency in seconds. Nearly free links: everything that can be divided is, with the fewest collectives, which is
-what memory asks for; and one network port, where it pays to leave small operators whole."""
+"""Bytes per second and latency in seconds. Nearly free links: everything that can be divided is, with the fewest
+collectives, which is what memory asks for; and one network port, where it pays to leave small operators whole."""
 
 
 def divisions(graph: Graph, class_name: str, boundary: Boundary, degrees: Iterable[int] = DEGREES) -> list[Division]:
