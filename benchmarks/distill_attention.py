@@ -34,7 +34,7 @@ def attention_tables(
         seq = np.array([item[1] for item in kept])
         seconds = np.array([item[3] for item in kept])
         ideal = np.array([item[2] for item in kept]) * seconds / chip.peak_flops("bf16")
-        points, values = fit(seq, ideal, 0.0 * seconds, seconds - chip.launch_seconds, SEQS)
+        points, values = fit(seq, ideal, 0.0 * seconds, seconds - chip.launch_seconds, SEQS, smoothness=0.0)
         tables.append(
             AttentionTable(
                 phase=phase, causal=causal, head_dim=head_dim, seq=points, fraction_of_peak=values, source=source

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 MIN_DIMS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
 SEQS = (512, 1024, 2048, 4096, 8192, 16384)
-FEWEST_SHAPES = 2.0
+FEWEST_SHAPES = 5.0
 """A knot that fewer shapes lie near is left out."""
 SMOOTHNESS = 0.004
 """Error given up per unit of bend (second difference of log fractions)."""
@@ -31,11 +31,11 @@ def held_out(key: str) -> bool:
 
 
 def fit(
-    x: Floats, ideal: Floats, floor: Floats, seconds: Floats, knots: Iterable[float]
+    x: Floats, ideal: Floats, floor: Floats, seconds: Floats, knots: Iterable[float], smoothness: float = SMOOTHNESS
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Fractions f at the knots for which max(ideal / f(x), floor) comes closest to the measured seconds.
 
-    The mean absolute relative error falls coordinate by coordinate: a shape that memory bounds says no more of f than
+    The mean absolute error of the logarithm falls coordinate by coordinate: a shape that memory bounds says no more of f than
     that it is not less.
     """
     points = np.array(list(knots), dtype=np.float64)
@@ -46,11 +46,11 @@ def fit(
 
     def error(fractions: Floats) -> float:
         bends = np.abs(np.diff(np.log(fractions), n=2)).sum() if len(fractions) > 2 else 0.0
-        off = np.abs(np.maximum(ideal / (basis @ fractions), floor) / seconds - 1).mean()
-        return float(off + SMOOTHNESS * bends)
+        off = np.abs(np.log(np.maximum(ideal / (basis @ fractions), floor) / seconds)).mean()
+        return float(off + smoothness * bends)
 
     best = error(values)
-    for step in (0.5, 0.3, 0.2, 0.1, 0.1, 0.05, 0.05, 0.02, 0.02, 0.01, 0.01):
+    for step in (0.5,) * 5 + (0.2,) * 4 + (0.1,) * 4 + (0.05,) * 4 + (0.02,) * 3 + (0.01,) * 3:
         for knot in range(len(points)):
             for factor in (1 + step, 1 / (1 + step)):
                 trial = values.copy()

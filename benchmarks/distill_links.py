@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from distill_fit import Floats, rows
@@ -47,6 +49,48 @@ def link_curves(data: dict[tuple[str, int], tuple[Floats, Floats]], speed: float
             )
         )
     return LinkCurves(gigabytes_per_second=speed, curves=tuple(curves), source=source)
+
+
+def across_nodes(folder: Path) -> Iterator[tuple[str, Group, str, float, float]]:
+    """(what, group, kind, bytes, seconds) of runs over several nodes, none of which any constant was fitted to."""
+    for row in rows(folder, "collectives.csv"):
+        if row["nodes"] == "4" and row["device"].startswith("B200 P6") and float(row["shape_or_bytes"]) >= 2**20:
+            size = float(row["shape_or_bytes"])
+            seconds = size * 2 * 31 / 32 / float(row["value"]) / 1e9
+            yield "B200 on EFA, all_reduce", _nodes_of(32, 4, 900e9, "efa"), "all_reduce", size, seconds
+    for row in rows(folder, "simai_bw_ratio.csv"):
+        ranks, nodes = int(row["ranks"]), int(row["nodes"])
+        if nodes > 1 and row["op"].endswith("NIC-bound"):
+            size = float(row["shape_or_bytes"])
+            seconds = size * (ranks - 1) / ranks / (400e9 * float(row["value"]))
+            what = f"H100-class, {'to 16' if nodes <= 16 else 'over 16'} nodes, all_gather"
+            yield what, _nodes_of(ranks, nodes, 450e9), "all_gather", size, seconds
+
+
+def _nodes_of(ranks: int, nodes: int, intra: float, kind: Any = "infiniband") -> Group:
+    """Nodes with 50 GB/s of network a device."""
+    return Group(
+        size=ranks,
+        nodes=nodes,
+        ranks_per_node=ranks // nodes,
+        intra_kind="nvswitch",
+        intra_bytes_per_second=intra,
+        intra_latency_seconds=2.5e-6,
+        inter_kind=kind,
+        inter_bytes_per_second=50e9,
+        inter_latency_seconds=5e-6,
+    )
+
+
+def across_errors(folder: Path, chips: dict[str, Chip]) -> None:
+    """Errors of the model over nodes, by what and size."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for what, group, kind, size, seconds in across_nodes(folder):
+        error = collective_seconds(kind, size, group, chips[what[:4]]) / seconds - 1
+        band = "1 to 64 MB" if size < 2**26 else "64 MB to 1 GB" if size < 2**30 else "1 GB and more"
+        found[what, band].append(error)
+    for (what, band), errors in sorted(found.items()):
+        print(f"  {what}, {band}: {np.mean(np.abs(errors)):.1%}, bias {np.mean(errors):+.1%} ({len(errors)})")
 
 
 def link_errors(title: str, chip: Chip, data: dict[tuple[str, int], tuple[Floats, Floats]], speed: float) -> None:

@@ -27,7 +27,7 @@ from distill_attention import (
 )
 from distill_fit import rows
 from distill_gemm import extended, gemm_data, gemm_errors, gemm_table
-from distill_links import link_curves, link_data, link_errors
+from distill_links import across_errors, link_curves, link_data, link_errors
 
 from hardware_profiles.chip import AttentionTable, Chip, Efficiency, GemmTable
 from hardware_profiles.profile import load_chip
@@ -78,7 +78,7 @@ def layouts_by_ratio(forward: GemmTable, measured: tuple[GemmTable, ...], source
         ratio = np.interp(at, np.log2(other.min_dim), other.fraction_of_peak)
         ratio = ratio / np.interp(at, np.log2(base.min_dim), base.fraction_of_peak)
         fractions = tuple(
-            round(float(f * min(r, 1.0)), 3) for f, r in zip(forward.fraction_of_peak, ratio, strict=True)
+            round(float(f * np.clip(r, 0.75, 1.0)), 3) for f, r in zip(forward.fraction_of_peak, ratio, strict=True)
         )
         result.append(forward.model_copy(update={"layout": layout, "fraction_of_peak": fractions, "source": source}))
     return tuple(result)
@@ -236,6 +236,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder of the measurements' CSV files")
     parser.add_argument("--write", action="store_true", help="replace the YAML files")
     arguments = parser.parse_args()
+    print("across nodes (no constant was fitted to these)")
+    across_errors(arguments.folder, {"B200": bare("b200"), "H100": bare("h100-80gb-sxm")})
     for name, distil in GENERATIONS.items():
         print(name)
         content = distil(arguments.folder)

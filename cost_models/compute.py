@@ -1,13 +1,14 @@
 """Operators -> seconds on the device.
 
     matrix multiply   t = launch + max(flops / (peak * fraction(min(m, n, k)) * sustained), bytes / (bandwidth * copy))
-    fused attention   t = launch + max(flops / (peak * fraction(seq) * sustained), bytes / (bandwidth * copy))
+    fused attention   t = launch + max(flops / (peak * fraction(seq)), bytes / (bandwidth * copy))
     pointwise         t = launch + bytes / (bandwidth * fraction(class))
     host              t = operators * host_us * factor(kernels)
 
 The roofline is Williams et al. 2009 (doi 10.1145/1498765.1498785); fractions are measured (`cost_models.tables`).
-`sustained` is the long-run over the microbenchmark rate under the power limit. Fractions never exceed 1, so no operator
-runs above the hardware's peak. Every argument that is a size may be a numpy array; they broadcast.
+`sustained` is the long-run over the microbenchmark rate under the power limit, which fused attention does not reach.
+Fractions never exceed 1, so no operator runs above the hardware's peak. Every argument that is a size may be a numpy
+array; they broadcast.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def attention_seconds(
         fraction = gemm_fraction(chip, np.minimum(np.asarray(seq, dtype=np.float64), head_dim), dtype, "any")
     else:
         fraction = attention_fraction(chip, seq, head_dim, phase, causal, kernel)
-    rate = chip.peak_flops(dtype) * _at_most_peak(fraction * chip.efficiency.sustained)
+    rate = chip.peak_flops(dtype) * _at_most_peak(fraction)
     return _roofline(chip, np.asarray(flops, dtype=np.float64), rate, np.asarray(bytes_, dtype=np.float64))
 
 

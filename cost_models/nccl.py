@@ -9,7 +9,7 @@
     NVLS tree, SHARP   the same across nodes, through the ports in a tree, or reduced by the network's switches
 
 n ranks, k nodes, g ranks per node, S the full buffer. Structure and latencies are those of NCCL's own tuner (public in
-`src/graph/tuning.cc`, NVIDIA/nccl; its table for H100 to 256 devices is reproduced within 4 %); fractions of
+`src/graph/tuning.cc`, NVIDIA/nccl; its table for H100 to 256 devices has this form); fractions of
 bandwidth are fitted to measured runs (`benchmarks/distill_tables.py`).
 """
 
@@ -34,31 +34,39 @@ WITHOUT_PEER_TO_PEER = 0.6
 
 @dataclass(frozen=True)
 class Protocol:
-    """Seconds and fractions of one wire protocol."""
+    """Microseconds and fractions of bandwidth of one wire protocol; tree figures apart from the ring's."""
 
     base: float
-    tree_base: float
     intra_hop: float
-    tree_intra_hop: float
     inter_hop: float
+    tree_base: float
+    tree_intra_hop: float
     tree_inter_hop: float
     intra_fraction: float
+    tree_intra_fraction: float
     inter_fraction: float
-    inter_most: float
-    """Bytes per second beyond which it does not go between nodes, per device."""
+    most: float = math.inf
+    """Bytes per second of the whole group beyond which it does not go between nodes."""
 
 
-PROTOCOLS = {
-    "LL": Protocol(4.6e-6, 4.8e-6, 0.8e-6, 0.6e-6, 2.7e-6, 5.0e-6, 0.16, 0.25, 2.6e9),
-    "LL128": Protocol(8.0e-6, 8.0e-6, 1.1e-6, 1.0e-6, 4.0e-6, 8.5e-6, 0.45, 0.75, 1e12),
-    "Simple": Protocol(12.0e-6, 12.0e-6, 3.0e-6, 3.0e-6, 14.0e-6, 14.0e-6, 0.78, 0.93, 1e12),
+INSIDE = {
+    "LL": Protocol(4.6, 0.8, 0.0, 4.8, 0.6, 0.0, 0.16, 0.08, 1.0),
+    "LL128": Protocol(8.0, 1.1, 0.0, 8.0, 1.0, 0.0, 0.45, 0.22, 1.0),
+    "Simple": Protocol(12.0, 3.0, 0.0, 12.0, 3.0, 0.0, 0.78, 0.39, 1.0),
 }
+"""On one node: fitted to measured A100, H100 and B200 nodes."""
+ACROSS = {
+    "LL": Protocol(6.6, 1.0, 2.7, 6.8, 0.6, 5.0, 0.16, 0.04, 0.5, 21e9),
+    "LL128": Protocol(14.0, 1.9, 4.0, 14.0, 1.25, 8.5, 0.66, 0.22, 0.92),
+    "Simple": Protocol(8.4, 3.4, 14.0, 8.4, 4.0, 14.0, 0.80, 0.27, 0.93),
+}
+"""Over several nodes: NCCL's own figures for Hopper."""
 NVLS_BASE_SECONDS = 28e-6
 NVLS_FRACTION = 0.57
 """Full buffer per second over the port's bandwidth: 0.58-0.60 on H100 and H200, 0.52-0.53 on B200, 5 to 8 ranks."""
 NVLS_FEWEST_RANKS = 5
 NVLS_TREE_FRACTION = {2: 0.66, 3: 0.40}
-TREE_FRACTION = {2: 0.60, 3: 0.33}
+TREE_FRACTION = {2: 0.75, 3: 0.40}
 """Full buffer per second over a node's ports, on two nodes and on more."""
 SHARP_FRACTION = 0.62
 
@@ -110,9 +118,11 @@ def intra_bandwidth(group: Group) -> float:
 
 
 def _protocols(group: Group) -> list[Protocol]:
-    """LL128 needs NVLink's 128-byte atomic stores."""
-    nvlink = group.ranks_per_node == 1 or group.intra_kind in ("nvswitch", "nvlink_mesh", "xgmi")
-    return [protocol for name, protocol in PROTOCOLS.items() if nvlink or name != "LL128"]
+    """LL128 needs 128-byte stores that arrive whole: over NVLink, and over networks that keep the order."""
+    inside = group.ranks_per_node == 1 or group.intra_kind in ("nvswitch", "nvlink_mesh", "xgmi")
+    across = group.nodes == 1 or group.inter_kind in ("infiniband", "roce", "omnipath")
+    table = INSIDE if group.nodes == 1 else ACROSS
+    return [protocol for name, protocol in table.items() if (inside and across) or name != "LL128"]
 
 
 def _ring(bytes_: Array, group: Group, passes: int, protocol: Protocol) -> Array:
@@ -124,7 +134,7 @@ def _ring(bytes_: Array, group: Group, passes: int, protocol: Protocol) -> Array
     bandwidth = intra_bandwidth(group) * protocol.intra_fraction if g > 1 else math.inf
     if k > 1:
         bandwidth = min(bandwidth, _ports(group, protocol))
-    return np.asarray(latency + bytes_ * (passes * (n - 1) / n / bandwidth), dtype=np.float64)
+    return np.asarray(latency * 1e-6 + bytes_ * (passes * (n - 1) / n / bandwidth), dtype=np.float64)
 
 
 def _all_reduces(bytes_: Array, group: Group, chip: Chip) -> Iterator[Array]:
@@ -148,16 +158,15 @@ def _tree(bytes_: Array, group: Group, protocol: Protocol) -> Array:
     k, g = group.nodes, group.ranks_per_node
     latency = protocol.tree_base + 2 * (g - 1) * protocol.tree_intra_hop * _intra_scale(group)
     latency += 2 * math.ceil(math.log2(k)) * protocol.tree_inter_hop * _inter_scale(group)
-    bandwidth = intra_bandwidth(group) * protocol.intra_fraction / 2 if g > 1 else math.inf
+    bandwidth = intra_bandwidth(group) * protocol.tree_intra_fraction if g > 1 else math.inf
     if k > 1:
         bandwidth = min(bandwidth, _ports(group, protocol) * TREE_FRACTION[min(k, 3)])
-    return np.asarray(latency + bytes_ / bandwidth, dtype=np.float64)
+    return np.asarray(latency * 1e-6 + bytes_ / bandwidth, dtype=np.float64)
 
 
 def _ports(group: Group, protocol: Protocol) -> float:
     """Bytes per second that leave a node for this group, all its ranks together."""
-    each = min(group.inter_bytes_per_second * protocol.inter_fraction, protocol.inter_most)
-    return group.ranks_per_node * each
+    return min(group.ranks_per_node * group.inter_bytes_per_second * protocol.inter_fraction, protocol.most)
 
 
 def _intra_scale(group: Group) -> float:

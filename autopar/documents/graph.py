@@ -31,8 +31,8 @@ class Atom(Schema):
     id: int
     size: int
     name: str
-    follows: Literal["batch", "sequence"] | None = None
-    """The workload size this atom is proportional to; None: fixed by the model."""
+    follows: Literal["batch", "sequence", "tokens"] | None = None
+    """The workload size this atom is proportional to (tokens: batch times sequence); None: fixed by the model."""
 
 
 class Term(Schema):
@@ -323,6 +323,8 @@ class Graph(Document):
         """Atom sizes at a micro-batch (sequences) and sequence length (tokens); default: as captured."""
         now = {"batch": micro_batch or self.captured.batch, "sequence": seq or self.captured.seq}
         then = {"batch": self.captured.batch, "sequence": self.captured.seq}
+        for sizes in (now, then):
+            sizes["tokens"] = sizes["batch"] * sizes["sequence"]
         return {
             atom.id: atom.size if atom.follows is None else atom.size * now[atom.follows] // then[atom.follows]
             for atom in self.indices

@@ -10,6 +10,7 @@ without the model, the cluster's profile or torch.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
@@ -302,3 +303,13 @@ class Plan(Document):
                     f"but virtual_stages is {schedule.virtual_stages}"
                 )
         return self
+
+    @property
+    def hash(self) -> str:
+        """A short digest of what the plan does and costs, not of what was said about it.
+
+        Left out: `predicted`, `certificate`, `alternatives`, `dry_run`, `notes` and the writing version, so that the
+        digest is the same before and after simulation, dry run or a second search that finds the same plan.
+        """
+        said = {"predicted", "certificate", "alternatives", "dry_run", "notes", "autopar_version"}
+        return hashlib.sha256(self.model_dump_json(exclude=said).encode()).hexdigest()[:16]

@@ -42,6 +42,44 @@ def divisions(graph: Graph, class_name: str, boundary: Boundary, degrees: Iterab
     return found
 
 
+def division_by_degree(
+    graph: Graph,
+    class_name: str,
+    boundary: Boundary,
+    degrees: Iterable[int],
+    seq_len: int,
+    may_stay_whole: bool = False,
+) -> dict[int, Division]:
+    """Degree -> the division that divides most, for the degrees that have one at this sequence length.
+
+    Degrees that leave everything whole are left out, except where that is allowed (a small embedding or head).
+    """
+    problem = Problem(graph, class_name, boundary)
+    by_pattern: dict[frozenset[tuple[int, int]], Division | None] = {}
+    found: dict[int, Division] = {}
+    bandwidth, latency = LINKS[0]
+    for degree in degrees:
+        pattern = problem.pattern(degree)
+        if pattern not in by_pattern:
+            by_pattern[pattern] = problem.solve(Regime(degree, bandwidth, latency_seconds=latency))
+        division = by_pattern[pattern]
+        if division is None or not divides(graph, division, degree, seq=seq_len):
+            continue
+        if may_stay_whole or _stores_divided(graph, division):
+            found[degree] = division
+    return found
+
+
+def _stores_divided(graph: Graph, division: Division) -> bool:
+    """Whether most of a class's parameters are stored divided: what tp is for."""
+    sizes = graph.sizes()
+    tensors = graph.class_by_name[division.block_class].tensor_by_id
+    parameters = [p for p in graph.class_by_name[division.block_class].parameters if p.tensor is not None]
+    whole = sum(p.elements for p in parameters if not division.placements[p.tensor or 0].divided)
+    total = sum(tensors[p.tensor or 0].elements(sizes) for p in parameters)
+    return whole < total / 2
+
+
 def undivided(graph: Graph, class_name: str) -> Division:
     """Everything whole on every rank: the only division at degree 1."""
     forward = [op for op in graph.class_by_name[class_name].operators if op.phase == "forward"]

@@ -1,7 +1,7 @@
-"""HiGHS through PuLP, quiet and honest: proven or not, with its bound.
+"""Integer programmes through PuLP: HiGHS by default, CBC where HiGHS is missing. Proven optima only, or the bound reached.
 
-`LpStatus` says Optimal after a time-out, so `sol_status` decides; the gap is 0 (HiGHS's default is 1e-4); whatever the
-library prints to standard output is swallowed, since commands print JSON there.
+PuLP calls a problem stopped by its time limit ``Optimal``: `sol_status` tells. HiGHS prints a banner to stdout even when
+told to be silent, which would break JSON output; its default gap is 1e-4, which is not a proof.
 """
 
 from __future__ import annotations
@@ -11,41 +11,60 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 import pulp
+
+PROVEN = 1
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solver says of a problem; values stand in the problem's variables."""
+    """What a solver found; values are read from the problem's variables."""
 
     status: Literal["optimal", "feasible", "infeasible"]
     objective: float
-    bound: float
-    solver_name: str
+    solver: str
 
 
 def solve(problem: pulp.LpProblem, time_limit: float | None = None) -> Solution:
-    """Minimise or maximise; ``feasible`` means stopped at the time limit with a solution."""
-    solver = pulp.HiGHS(msg=False, gapRel=0, timeLimit=time_limit, threads=1)
-    with _quiet():
+    """Solve in place. ``feasible``: stopped by the limit with an answer that is not proven."""
+    name, solver = _solver(time_limit)
+    with _silent():
         problem.solve(solver)
-    if problem.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-        return Solution("infeasible", float("inf"), float("inf"), "HiGHS")
-    objective = float(pulp.value(problem.objective) or 0.0)
-    if problem.sol_status == pulp.LpSolutionOptimal:
-        return Solution("optimal", objective, objective, "HiGHS")
-    return Solution("feasible", objective, float(problem.solverModel.getInfo().mip_dual_bound), "HiGHS")
+    if problem.sol_status == PROVEN:
+        return Solution("optimal", float(pulp.value(problem.objective) or 0.0), name)
+    if problem.sol_status == pulp.LpSolutionIntegerFeasible:
+        return Solution("feasible", float(pulp.value(problem.objective) or 0.0), name)
+    return Solution("infeasible", float("inf"), name)
+
+
+def _solver(time_limit: float | None) -> tuple[str, Any]:
+    name = solver_name()
+    if name == "HiGHS":
+        return name, pulp.HiGHS(msg=False, timeLimit=time_limit, gapRel=0.0, threads=1)
+    return name, pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit, gapRel=0.0, threads=1)
+
+
+@cache
+def solver_name() -> str:
+    """The solver that will be used."""
+    return "HiGHS" if pulp.HiGHS().available() else "CBC"
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Nothing reaches standard output, not even from C."""
+def _silent() -> Iterator[None]:
+    """Send file descriptor 1 to nowhere: the banner is written below Python."""
     sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
     try:
+        kept = os.dup(1)
+    except OSError:
+        yield
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
         yield
     finally:
         os.dup2(kept, 1)

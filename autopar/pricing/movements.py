@@ -12,6 +12,7 @@ from autopar.pricing.amounts import Amounts
 from autopar.pricing.kernels import Point
 from autopar.pricing.layout import Layout, Movement
 from cost_models.collectives import Kind, collective_seconds
+from cost_models.overlap import overlap_fraction
 from hardware_profiles.chip import Chip
 from hardware_profiles.cluster import Group
 
@@ -39,6 +40,7 @@ class MovementList:
 
     def __init__(self, movements: Iterable[Movement], block_class: BlockClass, axis: Axis) -> None:
         self.axis: Axis = axis
+        self.overlap = overlap_fraction("tp")
         self.amounts: dict[Kind, Amounts] = {}
         by_kind: dict[Kind, list[Movement]] = {}
         for movement in movements:
@@ -57,7 +59,11 @@ class MovementList:
             sizes, counts = np.unique(np.rint(amounts.evaluate(*point)), return_counts=True)
             for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
                 seconds = known(kind, size) * count
-                found.append(Collective(axis=self.axis, kind=kind, count=count, bytes=size, seconds=seconds))
+                found.append(
+                    Collective(
+                        axis=self.axis, kind=kind, count=count, bytes=size, seconds=seconds, overlap=self.overlap
+                    )
+                )
         return tuple(found)
 
 

@@ -180,7 +180,7 @@ def options_of(operator: Operator, facts: Facts) -> list[Option]:
 def _offered(dim: LocalDim, facts: Facts) -> bool:
     tensors = facts.block_class.tensor_by_id
     follows = {facts.follows[tensors[p.tensor].dims[p.dim][p.atom]] for p in (*dim.reads, *dim.writes)}
-    if not (dim.reads or dim.writes) or "batch" in follows:
+    if not (dim.reads or dim.writes) or follows & {"batch", "tokens"}:
         return False
     return facts.boundary == "sequence" or "sequence" not in follows
 

@@ -1,1 +1,5 @@
-"""Plan in, Timeline out: one training step replayed event by event."""
+"""Plan in, Timeline out: one training step, operation by operation, without torch."""
+
+from autopar.simulator.replay import score, simulate
+
+__all__ = ["score", "simulate"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from torch import nn
 
@@ -42,12 +42,12 @@ def assemble(
     else:
         notes.append(Note(kind="unrolls_sequence", where="model", message=f"captured at sequence length {seq} only"))
     return Graph(
-        model=ModelInfo(spec=spec, hash=_hash(model, classes), parameters=sum(p.numel() for p in model.parameters())),
+        model=ModelInfo(spec=spec, hash=_hash(model), parameters=sum(p.numel() for p in model.parameters())),
         captured=Captured(batch=batch, seq=seq, dtype=dtype),
         indices=tuple(whole.table.atoms.values()),
         block_classes=tuple(classes.values()),
         chains=chains,
-        edges=tuple(_edges(whole, chains)),
+        edges=tuple(_edges(whole, used)) if used else (),
         parameters=tuple(
             Parameter(name=name, shape=tuple(p.shape), dtype=_dtype(p, dtype), trainable=p.requires_grad)
             for name, p in model.named_parameters()
@@ -71,7 +71,7 @@ def _chains(whole: Whole, lists: list[BlockList]) -> tuple[dict[str, BlockClass]
         runs = []
         for repeats in blocks.repeats:
             if repeats.digest not in names:
-                part = parts[blocks.modules[repeats.described_by]]
+                part = parts[blocks.modules[blocks.described_by(repeats.digest)]]
                 name = names[repeats.digest] = _class_name(blocks.name, len(names))
                 classes[name] = build_class(whole, part, name)
             runs.append(Run(block_class=names[repeats.digest], first=repeats.first, count=repeats.count))
@@ -89,27 +89,69 @@ def _class_name(container: str, number: int) -> str:
     return f"{container}.*" if number == 0 else f"{container}.*/{number}"
 
 
-def _edges(whole: Whole, chains: tuple[Chain, ...]) -> Iterator[Edge]:
-    """Tensors made before a chain that its blocks read, the hidden state apart."""
-    recording = whole.found.recording
+def _edges(whole: Whole, lists: list[BlockList]) -> Iterator[Edge]:
+    """Tensors read by a part that does not follow the one that made them, in the order of execution.
+
+    A block that stands for others reads for the last of them.
+    """
+    made, read = _traffic_between_parts(whole)
+    order = {part: number for number, part in enumerate(whole.divided.parts)}
     learned = _depend_on_parameters(whole)
-    for number, chain in enumerate(chains):
-        if chain.prologue is None:
+    ends = _End(lists)
+    for tensor, readers in read.items():
+        source = made[tensor]
+        later = sorted(readers, key=order.__getitem__)
+        if not later or order[later[-1]] <= order[source] + 1:
             continue
-        written = {tensor for op in whole.divided.parts[chain.prologue].operators for tensor in op.writes}
-        blocks = [whole.divided.parts[module] for module in chain.modules if module in whole.divided.parts]
-        reads = [{tensor for op in part.operators for tensor in op.reads} & written for part in blocks]
-        for tensor in sorted(set().union(*reads[1:])) if len(reads) > 1 else []:
-            record = recording.tensors[tensor]
-            yield Edge(
-                dims=tuple(whole.table.ids(nodes) for nodes in whole.found.atoms_of(tensor)),
-                dtype=whole.dtype(record),
-                source=f"{chain.name}:prologue",
-                to_first=f"{chain.name}:0",
-                to_last=f"{chain.name}:{chain.count - 1}",
-                gradient=tensor in learned,
-                recomputable=tensor not in learned,
-            )
+        record = whole.found.recording.tensors[tensor]
+        yield Edge(
+            dims=tuple(whole.table.ids(nodes) for nodes in whole.found.atoms_of(tensor)),
+            dtype=whole.dtype(record),
+            source=ends.first(source),
+            to_first=ends.first(later[0]),
+            to_last=ends.last(later[-1]),
+            gradient=tensor in learned and "float" in record.dtype,
+            recomputable=tensor not in learned,
+        )
+
+
+def _traffic_between_parts(whole: Whole) -> tuple[dict[int, str], dict[int, set[str]]]:
+    """Who made every tensor in forward, and which other parts read it."""
+    made: dict[int, str] = {}
+    read: dict[int, set[str]] = {}
+    for operator in whole.found.recording.operators:
+        part = whole.divided.owner[operator.id]
+        if operator.phase == "forward":
+            for tensor in operator.reads:
+                if made.get(tensor, part) != part:
+                    read.setdefault(tensor, set()).add(part)
+            made.update(dict.fromkeys(operator.writes, part))
+    return made, read
+
+
+class _End:
+    """Names the ends of an edge: ``chain:block``, ``chain:prologue``, ``chain:epilogue``."""
+
+    def __init__(self, lists: list[BlockList]) -> None:
+        self.lists = lists
+        self.place = {name: (blocks, number) for blocks in lists for number, name in enumerate(blocks.modules)}
+
+    def first(self, part: str) -> str:
+        """A part as the source or first reader."""
+        if part in self.place:
+            blocks, number = self.place[part]
+            return f"{blocks.name}:{number}"
+        if part == "epilogue":
+            return f"{self.lists[-1].name}:epilogue"
+        return f"{self.lists[int(part.removeprefix('prologue') or 0)].name}:prologue"
+
+    def last(self, part: str) -> str:
+        """A part as the last reader: the last block that it stands for."""
+        if part not in self.place:
+            return self.first(part)
+        blocks, number = self.place[part]
+        digest = blocks.digests[number]
+        return f"{blocks.name}:{blocks.members[digest][-1] if number == blocks.described_by(digest) else number}"
 
 
 def _depend_on_parameters(whole: Whole) -> set[int]:
@@ -123,6 +165,8 @@ def _depend_on_parameters(whole: Whole) -> set[int]:
 
 
 def _notes(found: Analysis) -> Iterator[Note]:
+    for module, message in dict.fromkeys(found.recording.assumed):
+        yield Note(kind="assumption", where=module or "model", message=message)
     for name, module in found.without_rule.items():
         yield Note(kind="no_rule", where=module or "model", message=f"{name} has no rule and is kept whole")
     seen: set[str] = set()
@@ -146,10 +190,10 @@ def _dtype(parameter: nn.Parameter, compute: str) -> str:
     return "compute" if name == compute else name
 
 
-def _hash(model: nn.Module, classes: dict[str, BlockClass]) -> str:
-    """A digest of parameters and structure, the same for any batch, sequence and file."""
-    lines: Iterable[str] = (
+def _hash(model: nn.Module) -> str:
+    """A digest of parameters and structure, the same for any batch, sequence, dtype and file."""
+    lines = [
         *(f"{name} {tuple(p.shape)} {p.requires_grad}" for name, p in model.named_parameters()),
-        *(f"{c.name}: {' '.join(f'{op.module}/{op.name}' for op in c.operators)}" for c in classes.values()),
-    )
+        *(f"{name}: {type(module).__qualname__}" for name, module in model.named_modules()),
+    ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

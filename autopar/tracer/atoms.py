@@ -28,8 +28,9 @@ class Node:
         node = self
         while node.joined is not None:
             node = node.joined
-        while self.joined is not None:
-            self.joined, self = node if self is not node else None, self.joined
+        step = self
+        while step.joined is not None:
+            step.joined, step = node, step.joined
         return node
 
 

@@ -1,8 +1,8 @@
 """Repeated blocks: which there are, and how to run two of them and stand in for the rest.
 
 Blocks of a container are equal when class, parameter and buffer shapes, plain attributes and children are equal; an
-attribute that merely counts the block's own position is left out. Of a run of four or more equal blocks the first two are run
-(the first may make what all share, such as rotary tables) and the second describes the class; the rest hand on.
+attribute that merely counts the block's own position is left out. Of four or more equal blocks the first two are run (the
+first may make what all share, such as rotary tables) and the second describes the class; the rest hand on.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,27 +29,46 @@ class Repeats:
     count: int
     digest: str
 
-    @property
-    def described_by(self) -> int:
-        """The block whose recording stands for all: the second, or the only one."""
-        return self.first + (1 if self.count > 1 else 0)
-
-    def is_run(self, block: int) -> bool:
-        """Whether this block is run in full."""
-        return self.count < FEWEST_TO_MULTIPLY or block < self.first + 2
-
 
 @dataclass
 class BlockList:
-    """A container of blocks: its name, its blocks' names, and its runs of equal blocks."""
+    """A container of blocks: its name, its blocks' names and digests; blocks of equal digest need not be neighbours."""
 
     name: str
     modules: tuple[str, ...]
-    repeats: tuple[Repeats, ...]
+    digests: tuple[str, ...]
+
+    @cached_property
+    def repeats(self) -> tuple[Repeats, ...]:
+        """Runs of equal neighbours."""
+        runs: list[Repeats] = []
+        for block, digest in enumerate(self.digests):
+            if runs and runs[-1].digest == digest:
+                runs[-1].count += 1
+            else:
+                runs.append(Repeats(block, 1, digest))
+        return tuple(runs)
+
+    @cached_property
+    def members(self) -> dict[str, list[int]]:
+        """The blocks of every digest, in order."""
+        found: dict[str, list[int]] = {}
+        for block, digest in enumerate(self.digests):
+            found.setdefault(digest, []).append(block)
+        return found
+
+    def described_by(self, digest: str) -> int:
+        """The block whose recording stands for all of a digest: the second, or the only one."""
+        return self.members[digest][:2][-1]
+
+    def stands_in(self, digest: str) -> list[int]:
+        """The blocks of a digest that are not run: all after the second of four or more."""
+        blocks = self.members[digest]
+        return blocks[2:] if len(blocks) >= FEWEST_TO_MULTIPLY else []
 
     def runs(self, block: int) -> bool:
-        """Whether a block is run in full when only two of each run of equal blocks are."""
-        return any(run.first <= block < run.first + run.count and run.is_run(block) for run in self.repeats)
+        """Whether a block is run in full when only two of each kind are."""
+        return block not in self.stands_in(self.digests[block])
 
 
 def find_block_lists(model: nn.Module) -> list[BlockList]:
@@ -65,61 +85,58 @@ def _is_container(module: nn.Module) -> bool:
     if not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
         return False
     children = list(module.children())
-    if len(children) < 2 or not any(child.parameters() for child in children):
+    if len(children) < 2 or any(next(child.parameters(), None) is None for child in children):
         return False
-    classes = {type(child) for child in children}
     if isinstance(module, nn.Sequential):
-        return len(classes) == 1 and len(children) >= FEWEST_TO_MULTIPLY and len(set(_digests(children))) == 1
-    return len(classes) == 1 and next(children[0].parameters(), None) is not None
+        return len(children) >= FEWEST_TO_MULTIPLY and len(set(_digests(children))) == 1
+    if len({type(child) for child in children}) == 1:
+        return True
+    # Blocks of several classes that alternate: each kind occurs at least twice on average.
+    return len(children) >= FEWEST_TO_MULTIPLY and 2 * len(set(_digests(children))) <= len(children)
 
 
 def _block_list(name: str, container: nn.Module) -> BlockList:
     names, children = zip(*container.named_children(), strict=True)
-    runs: list[Repeats] = []
-    for block, digest in enumerate(_digests(list(children))):
-        if runs and runs[-1].digest == digest:
-            runs[-1].count += 1
-        else:
-            runs.append(Repeats(block, 1, digest))
-    return BlockList(name, tuple(f"{name}.{child}" for child in names), tuple(runs))
+    return BlockList(name, tuple(f"{name}.{child}" for child in names), tuple(_digests(list(children))))
 
 
 def _digests(blocks: list[nn.Module]) -> list[str]:
-    counters = {
-        (path, attribute)
-        for path, module in blocks[0].named_modules()
-        for attribute, value in vars(module).items()
-        if isinstance(value, int) and not isinstance(value, bool) and _counts(blocks, path, attribute)
-    }
-    return [hashlib.sha256("\n".join(_describe(block, counters)).encode()).hexdigest()[:16] for block in blocks]
+    described = [list(_describe(block)) for block in blocks]
+    counters = _counters(described)
+    return [
+        hashlib.sha256(repr([line for line in lines if line[:2] not in counters]).encode()).hexdigest()[:16]
+        for lines in described
+    ]
 
 
-def _counts(blocks: list[nn.Module], path: str, attribute: str) -> bool:
-    """Whether an attribute holds each block's own position (from 0 or 1)."""
-    try:
-        values = [getattr(block.get_submodule(path), attribute) for block in blocks]
-    except AttributeError:
-        return False
-    return len(blocks) > 1 and values in (list(range(len(blocks))), list(range(1, len(blocks) + 1)))
+def _counters(described: list[list[tuple[str, str, Any]]]) -> set[tuple[str, str]]:
+    """Attributes that hold their block's own position (from 0 or 1) wherever they occur."""
+    distances: dict[tuple[str, str], set[int]] = {}
+    for block, lines in enumerate(described):
+        for path, name, value in lines:
+            if type(value) is int:
+                distances.setdefault((path, name), set()).add(value - block)
+    return {key for key, found in distances.items() if found in ({0}, {1}) and len(described) > 1}
 
 
-def _describe(block: nn.Module, counters: set[tuple[str, str]]) -> Iterator[str]:
+def _describe(block: nn.Module) -> Iterator[tuple[str, str, Any]]:
+    """(path of the submodule, what, value) of everything that a block's graph can depend on."""
     for path, module in block.named_modules():
-        yield f"{path}:{type(module).__module__}.{type(module).__qualname__}"
-        for name, parameter in module.named_parameters(recurse=False):
-            yield f" {name} {tuple(parameter.shape)} {parameter.dtype} {parameter.requires_grad}"
-        for name, buffer in module.named_buffers(recurse=False):
-            yield f" {name} {tuple(buffer.shape)} {buffer.dtype}"
+        yield path, "", f"{type(module).__module__}.{type(module).__qualname__}"
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                yield path, name, (tuple(parameter.shape), str(parameter.dtype), parameter.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                yield path, name, (tuple(buffer.shape), str(buffer.dtype))
         for name, value in sorted(vars(module).items()):
-            if isinstance(value, int | float | str | bool | torch.dtype) and (path, name) not in counters:
-                yield f" {name}={value}"
+            if isinstance(value, int | float | str | torch.dtype):
+                yield path, name, value
 
 
 def stood_in(lists: list[BlockList]) -> tuple[str, ...]:
     """Names of the blocks that are not run."""
-    return tuple(
-        module for blocks in lists for number, module in enumerate(blocks.modules) if not blocks.runs(number)
-    )
+    return tuple(module for blocks in lists for number, module in enumerate(blocks.modules) if not blocks.runs(number))
 
 
 @contextmanager
@@ -131,19 +148,15 @@ def only_two_run(model: nn.Module, lists: list[BlockList]) -> Iterator[None]:
     handles = []
     originals: list[tuple[nn.Module, Any]] = []
     for blocks in lists:
-        for run in blocks.repeats:
-            if run.count < FEWEST_TO_MULTIPLY:
-                continue
+        for digest, members in blocks.members.items():
             memory = _Memory()
-            handles.append(
-                model.get_submodule(blocks.modules[run.first + 1]).register_forward_hook(
-                    memory.remember, with_kwargs=True
-                )
-            )
-            for block in range(run.first + 2, run.first + run.count):
+            for block in blocks.stands_in(digest):
                 module = model.get_submodule(blocks.modules[block])
                 originals.append((module, module.__dict__.get("forward")))
-                module.forward = memory.answer  # type: ignore[method-assign]
+                module.forward = memory.answer
+            if blocks.stands_in(digest):
+                second = model.get_submodule(blocks.modules[members[1]])
+                handles.append(second.register_forward_hook(memory.remember, with_kwargs=True))
     try:
         yield
     finally:

@@ -73,8 +73,10 @@ def build_on_meta(source: Source) -> nn.Module:
     if next(model.parameters(), None) is None:
         raise CaptureError(f"{source.spec}: the model has no parameters: nothing to train")
     model = model.to("meta")
-    if hasattr(model, "gradient_checkpointing_disable") and getattr(model, "is_gradient_checkpointing", False):
-        model.gradient_checkpointing_disable()
+    for module in model.modules():
+        # Recompute is the planner's to choose; this is the switch that Hugging Face models have.
+        if getattr(module, "gradient_checkpointing", None) is True:
+            module.gradient_checkpointing = False
     return model.train()
 
 
@@ -108,13 +110,14 @@ def _failure(source: Source, model: nn.Module, recorder: Recorder | None, error:
     if isinstance(error, TypeError) and "forward()" in text:
         return f"{source.spec}: example_inputs do not fit the model: {text}{source_line(error)}"
     module = recorder.current_module if recorder else ""
-    last = recorder.recording.operators[-1].name if recorder and recorder.recording.operators else "none"
-    kind = type(model.get_submodule(module)).__name__ if module else type(model).__name__
+    kind = type(model.get_submodule(module)).__name__
+    where = f"module '{module}' ({kind})" if module else f"the model itself ({kind})"
+    operator = recorder.running if recorder else "none"
     return (
-        f"{source.spec}: the training step cannot run on meta tensors: in module '{module or 'the model itself'}' ({kind}), "
-        f"after operator {last}{source_line(error)}: {type(error).__name__}: {text}. Values that depend on data (.item(), .numpy(), "
-        "a custom kernel without a meta version) are the usual cause: give the kernel a fake implementation "
-        "(torch.library.register_fake), or a build_model() without it"
+        f"{source.spec}: the training step cannot run on meta tensors: in {where}, operator {operator}"
+        f"{source_line(error)}: {type(error).__name__}: {text}. If values of activations decide what runs (.item(), "
+        ".numpy(), a mask that selects), write it without them; if an operator has no meta kernel, give it one "
+        "(torch.library.register_fake); or leave it out in a build_model() made for planning"
     )
 
 

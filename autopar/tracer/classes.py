@@ -71,7 +71,7 @@ class _Builder:
             outputs=tuple(number for tensor, number in self.ids.items() if tensor in written & read_outside),
             parameters=tuple(self.parameters()),
             sites=tuple(dict.fromkeys(self.sites())),
-            recompute=recompute_menu(tensors, operators, inputs, storages),
+            recompute=recompute_menu(tensors, operators, inputs, storages)[: None if self.part.prefix else 1],
         )
 
     def operator(self, number: int, operator: OperatorRecord) -> Operator:

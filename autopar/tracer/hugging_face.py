@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +34,39 @@ def open_config(path: Path, seq_len: int | None) -> Source:
         import transformers
     except ImportError:
         raise CaptureError(f"{path}: needs the transformers library: pip install 'autopar[hf]'") from None
-    config = _config(transformers, data, path)
-    model_class = _model_class(transformers, data, config, path)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    longest = next((n for key in _LENGTH_KEYS if isinstance(n := getattr(text, key, None), int)), LONGEST_DEFAULT)
+    transformers.logging.set_verbosity_error()
+    with warnings.catch_warnings():
+        # Notices about fields of old config files: nobody who reads a plan can act on them.
+        warnings.simplefilter("ignore")
+        config = _config(transformers, data, path)
+        model_class = _model_class(transformers, data, config, path)
 
     def build() -> nn.Module:
-        return model_class(config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return model_class._from_config(config, dtype=torch.get_default_dtype())
 
     def inputs(batch: int, seq: int) -> dict[str, Any]:
         return _inputs(model_class, config, batch, seq)
 
-    return Source(str(path), build, inputs, None, seq_len or min(longest, LONGEST_DEFAULT))
+    return Source(str(path), build, inputs, None, seq_len or min(_longest(model_class, config), LONGEST_DEFAULT))
 
 
-_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
+_LENGTH_KEYS = ("max_target_positions", "max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len",
+                "n_ctx")  # fmt: skip
+
+
+def _longest(model_class: Any, config: Any) -> int:
+    """The longest sequence a configuration allows; of an image model its patches."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    image, patch = getattr(config, "image_size", None), getattr(config, "patch_size", None)
+    if (
+        getattr(model_class, "main_input_name", "") == "pixel_values"
+        and isinstance(image, int)
+        and isinstance(patch, int)
+    ):
+        return (image // patch) ** 2
+    return next((n for key in _LENGTH_KEYS if isinstance(n := getattr(text, key, None), int)), LONGEST_DEFAULT)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -67,8 +86,8 @@ def _config(transformers: Any, data: dict[str, Any], path: Path) -> Any:
     name = data["model_type"]
     if name not in known:
         raise CaptureError(
-            f"{path}: model_type '{name}' is not one that transformers {transformers.__version__} builds{did_you_mean(name, known)}; "
-            "write a model.py with build_model() instead"
+            f"{path}: model_type '{name}' is not one that transformers {transformers.__version__} builds"
+            f"{did_you_mean(name, known)}; write a model.py with build_model() instead"
         )
     missing = [key for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if key in data]
     config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[name]
@@ -77,8 +96,9 @@ def _config(transformers: Any, data: dict[str, Any], path: Path) -> Any:
     values = {key: value for key, value in data.items() if key not in ("model_type", "torch_dtype", "dtype")}
     with user_code(str(path), "reading the configuration"):
         config = config_class(**values)
-    config.use_cache = False
-    config._attn_implementation = "sdpa"
+    for part in (config, getattr(config, "text_config", None), getattr(config, "decoder", None)):
+        if part is not None and hasattr(part, "use_cache"):
+            part.use_cache = False
     return config
 
 
@@ -96,10 +116,10 @@ def _model_class(transformers: Any, data: dict[str, Any], config: Any, path: Pat
         if found is not None:
             return found
     autos = transformers.models.auto.modeling_auto
-    for mapping in (autos.MODEL_FOR_CAUSAL_LM_MAPPING, autos.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
-                    autos.MODEL_FOR_MASKED_LM_MAPPING, autos.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, autos.MODEL_MAPPING):  # fmt: skip
-        if type(config) in mapping:
-            return mapping[type(config)]
+    for mapping in ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION"):
+        classes = getattr(autos, f"MODEL_FOR_{mapping}_MAPPING")
+        if type(config) in classes:
+            return classes[type(config)]
     raise CaptureError(
         f"{path}: architectures {data.get('architectures')} are not in transformers {transformers.__version__}"
     )

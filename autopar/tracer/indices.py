@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Literal
 
 from autopar.documents.graph import Atom, Composite, LocalDim, Note, Position, Term
@@ -89,7 +90,7 @@ def _whole(recording: Recording, operator: OperatorRecord) -> Rule:
     return Rule([Letter("whole", [place]) for place in places])
 
 
-Follows = Literal["batch", "sequence"]
+Follows = Literal["batch", "sequence", "tokens"]
 
 
 class AtomTable:
@@ -117,33 +118,59 @@ class AtomTable:
 def name_followers(
     table: AtomTable, first: Analysis, second: Analysis, batch: float, sequence: float, tokens: int
 ) -> list[Note]:
-    """Mark atoms whose size changes in proportion to the batch or the sequence; notes for what does not fit.
+    """Mark atoms whose size changes in proportion to the batch, the sequence or both; notes for what does not fit.
 
-    `second` was recorded at `batch` times the batch and `sequence` times the sequence; `tokens` is the smaller sequence length. A size
-    such as seq - 1 (shifted labels) counts as following.
+    `second` was recorded at `batch` times the batch and `sequence` times the sequence; `tokens` is the smaller sequence
+    length. A size such as seq - 1 (shifted labels) counts as following.
     """
-    if [op.name for op in first.recording.operators] != [op.name for op in second.recording.operators]:
-        message = "its operators change with the sequence length: capture again for each length"
-        return [Note(kind="unrolls_sequence", where="model", message=message)]
+    ratios: dict[Follows, float] = {"batch": batch, "sequence": sequence, "tokens": batch * sequence}
     odd: set[int] = set()
-    for tensor in first.dims:
-        for one, other in zip(first.atoms_of(tensor), second.atoms_of(tensor), strict=True):
+    pairs, unmatched = _counterparts(first, second)
+    for tensor, twin in pairs.items():
+        for one, other in zip(first.atoms_of(tensor), second.atoms_of(twin), strict=False):
             for node, later in zip(one, other, strict=False):
                 if later.size == node.size or len(one) != len(other) or node not in table.atoms:
                     continue
-                follows = _follows(later.size / node.size, batch, sequence, 2 / tokens)
+                follows = _follows(later.size / node.size, ratios, 2 / tokens)
                 if follows is None:
                     odd.add(node.size)
                 else:
                     table.mark(node, follows)
-    if not odd:
-        return []
-    message = f"sizes {sorted(odd)} follow neither batch nor sequence in proportion: capture again for other lengths"
-    return [Note(kind="unrolls_sequence", where="model", message=message)]
+    return _length_notes(odd, unmatched)
 
 
-def _follows(ratio: float, batch: float, seq: float, tolerance: float) -> Follows | None:
-    near: dict[Follows, float] = {"batch": abs(ratio / batch - 1), "sequence": abs(ratio / seq - 1)}
+def _length_notes(odd: set[int], unmatched: int) -> list[Note]:
+    notes = []
+    if odd:
+        message = (
+            f"sizes {sorted(odd)} follow neither batch nor sequence in proportion: capture again for other lengths"
+        )
+        notes.append(Note(kind="unrolls_sequence", where="model", message=message))
+    if unmatched:
+        message = f"{unmatched} operators change with the sequence length: capture again for other lengths"
+        notes.append(Note(kind="unrolls_sequence", where="model", message=message))
+    return notes
+
+
+def _counterparts(first: Analysis, second: Analysis) -> tuple[dict[int, int], int]:
+    """Tensor -> its twin in the other recording, and how many operators that move or compute have none."""
+    one, other = first.recording.operators, second.recording.operators
+    names = [[f"{op.phase} {op.module} {op.name}" for op in operators] for operators in (one, other)]
+    if names[0] == names[1]:
+        matches = [(number, number) for number in range(len(one))]
+    else:
+        blocks = SequenceMatcher(None, names[0], names[1], autojunk=False).get_matching_blocks()
+        matches = [(block.a + step, block.b + step) for block in blocks for step in range(block.size)]
+    pairs: dict[int, int] = {}
+    for a, b in matches:
+        for tensor, twin in zip((*one[a].reads, *one[a].writes), (*other[b].reads, *other[b].writes), strict=False):
+            pairs.setdefault(tensor, twin)
+    matched = {a for a, _ in matches}
+    return pairs, sum(op.id not in matched and first.rules[op.id].moves != [] for op in one)
+
+
+def _follows(ratio: float, ratios: dict[Follows, float], tolerance: float) -> Follows | None:
+    near = {name: abs(ratio / expected - 1) for name, expected in ratios.items()}
     best = min(near, key=lambda name: near[name])
     return best if near[best] <= tolerance else None
 

@@ -59,17 +59,36 @@ def partition(recording: Recording, lists: list[BlockList]) -> Partition:
 
 
 def _assign_saved(recording: Recording, found: Partition, where: _Where) -> None:
+    writer, readers = _by_storage(recording, found)
     for tensor in recording.tensors.values():
         if tensor.saved_by is None:
             continue
         module, number = tensor.saved_by
         owner = where.enclosing(module)
-        if owner is None:
+        blocks = [part for part in readers.get(tensor.storage, ()) if part in where.chain_of]
+        made_in = writer.get(tensor.storage, prologue_name(0))
+        if len(blocks) > 1 and made_in not in where.chain_of:
+            # Blocks share it (rotary tables, masks, an encoder's output): kept once, where it was made.
+            owner = made_in
+        elif owner is None:
             # Outputs are kept after their operator ran, inputs before: take the one of the two that is no block's.
             near = [found.owner[n] for n in (number - 1, number) if n in found.owner]
             owner = next((name for name in near if name not in where.chain_of), None)
         if owner in found.parts:
             found.parts[owner].saved.add(tensor.id)
+
+
+def _by_storage(recording: Recording, found: Partition) -> tuple[dict[int, str], dict[int, set[str]]]:
+    """Which part first wrote a storage in forward, and which parts read it."""
+    writer: dict[int, str] = {}
+    readers: dict[int, set[str]] = {}
+    for operator in recording.operators:
+        if operator.phase == "forward":
+            for tensor in operator.reads:
+                readers.setdefault(recording.tensors[tensor].storage, set()).add(found.owner[operator.id])
+            for tensor in operator.writes:
+                writer.setdefault(recording.tensors[tensor].storage, found.owner[operator.id])
+    return writer, readers
 
 
 class _Where:

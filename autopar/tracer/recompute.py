@@ -20,14 +20,10 @@ def recompute_menu(
 ) -> tuple[RecomputeOption, ...]:
     """The menu, in the order of memory it frees: none first, full last."""
     menu = _Menu(tensors, [op for op in operators if op.phase == "forward"], inputs, storages)
-    saved = tuple(tensor.id for tensor in tensors if tensor.saved)
-    options = [RecomputeOption(name="none", saved=saved)]
-    scores = {tensor.id for tensor in tensors if tensor.saved and _has_index_twice(tensor)}
-    if scores:
-        options.append(menu.option("attention", lambda op: not any(_same(menu, op, score) for score in scores)))
-    options.append(
-        menu.option("selective", lambda op: bool(op.model_flops) and not any(_same(menu, op, s) for s in scores))
-    )
+    options = [RecomputeOption(name="none", saved=tuple(tensor.id for tensor in tensors if tensor.saved))]
+    if any(tensor.saved and _pairs_positions(tensor) for tensor in tensors):
+        options.append(menu.option("attention", lambda op: not menu.makes_pairs(op)))
+    options.append(menu.option("selective", lambda op: bool(op.model_flops) and not menu.makes_pairs(op)))
     options.append(menu.option("full", lambda op: False))
     distinct: dict[tuple[int, ...], RecomputeOption] = {}
     for option in options:
@@ -35,12 +31,9 @@ def recompute_menu(
     return tuple(distinct.values())
 
 
-def _has_index_twice(tensor: Tensor) -> bool:
+def _pairs_positions(tensor: Tensor) -> bool:
+    """Whether an index stands twice in it, as positions do in attention scores."""
     return len(set(tensor.atoms)) < len(tensor.atoms)
-
-
-def _same(menu: _Menu, operator: Operator, tensor: int) -> bool:
-    return any(menu.storages[write] == menu.storages[tensor] for write in operator.writes)
 
 
 class _Menu:
@@ -81,6 +74,10 @@ class _Menu:
         )
         saved = tuple(sorted(self.first[storage] for storage in kept))
         return RecomputeOption(name=name, keep=keep, saved=saved, operators=tuple(sorted(again)))
+
+    def makes_pairs(self, operator: Operator) -> bool:
+        """Whether an operator belongs to the inside of explicit attention: it writes scores or what follows from them."""
+        return any(_pairs_positions(self.tensors[write]) for write in operator.writes)
 
     def _is_kept(self, operator: Operator, kept: set[int]) -> bool:
         return any(self.storages[write] in kept for write in operator.writes)

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autopar.tracer.recording import ModuleCall, OperatorRecord, Recording, Ref, TensorRecord
-from autopar.tracer.routing import DeviceKernels
+from autopar.tracer.routing import device_kernels, no_checkpointing
 from autopar.tracer.shadow import NoValue, Shadows
 
 Key = tuple[Any, ...]
@@ -42,6 +42,8 @@ class Recorder(TorchDispatchMode):
         self._operator_of_node: dict[int, int] = {}
         self._modules: list[str] = [""]
         self.names = {module: name for name, module in model.named_modules() if not _inside(name, skipped)}
+        self.running = "none"
+        """The operator that runs now, or ran last."""
         self._saved_storages: set[int] = set()
         self._base_of_storage: dict[int, int] = {}
         self._kept_out: set[int] = set()
@@ -54,6 +56,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.running = str(func)
         node = torch._C._current_autograd_node()
         number = node._sequence_nr() if node is not None else torch.autograd._get_sequence_nr() - 1
         reads = tuple(self.tensor_id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
@@ -78,7 +81,8 @@ class Recorder(TorchDispatchMode):
         outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
         writes = tuple(self._register(tensor).id for tensor in outputs)
         phase: Literal["forward", "backward"] = "backward" if backward else "forward"
-        record = OperatorRecord(identity, str(func), phase, module, *given, reads, writes, forward)
+        args, kwargs = given
+        record = OperatorRecord(identity, str(func), phase, module, args, kwargs, reads, writes, forward)
         self.recording.operators.append(record)
         self.shadows.note(record, func)
         if not backward:
@@ -213,7 +217,8 @@ def recording_of(
     recorder = Recorder(model, skipped, inputs, real_inputs)
     with ExitStack() as stack:
         stack.enter_context(torch.device("meta"))
-        stack.enter_context(DeviceKernels())
+        stack.enter_context(device_kernels())
+        stack.enter_context(no_checkpointing())
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(recorder.pack, lambda tensor: tensor))
         for module in recorder.names:
             enter = module.register_forward_pre_hook(recorder.enter, with_kwargs=True)

@@ -7,11 +7,14 @@ is one, and keeps its input and one factor per row. Dropout keeps a mask of the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 
 
 @torch.library.custom_op("autopar::attention", mutates_args=())
@@ -39,30 +42,40 @@ def attention_backward(
     o: torch.Tensor,
     lse: torch.Tensor,
     mask: torch.Tensor | None,
+    learned_mask: bool,
     causal: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of q, k and v, shaped and laid out like them."""
+) -> list[torch.Tensor]:
+    """Gradients of q, k, v and a learned mask, shaped and laid out like them."""
     raise NotImplementedError("only recorded, never computed")
 
 
 @attention_backward.register_fake
 def _(
-    grad: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: Any, lse: Any, mask: Any, causal: bool
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: Any,
+    lse: Any,
+    mask: Any,
+    learned_mask: bool,
+    causal: bool,
 ) -> Any:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    return [torch.empty_like(tensor) for tensor in (q, k, v, *([mask] if learned_mask else []))]
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
     q, k, v, mask, causal = inputs
     o, lse = output
     ctx.set_materialize_grads(False)
-    ctx.causal = causal
+    ctx.causal, ctx.learned_mask = causal, mask is not None and mask.requires_grad
     ctx.save_for_backward(q, k, v, o, lse, mask)
 
 
 def _differentiate(ctx: Any, grad: torch.Tensor, _lse: Any) -> Any:
     q, k, v, o, lse, mask = ctx.saved_tensors
-    return *attention_backward(grad, q, k, v, o, lse, mask, ctx.causal), None, None
+    dq, dk, dv, *dmask = attention_backward(grad, q, k, v, o, lse, mask, ctx.learned_mask, ctx.causal)
+    return dq, dk, dv, dmask[0] if dmask else None, None
 
 
 attention.register_autograd(_differentiate, setup_context=_keep)
@@ -109,6 +122,28 @@ def _differentiate_norm(ctx: Any, grad: torch.Tensor, _factor: Any) -> Any:
 rms_norm.register_autograd(_differentiate_norm, setup_context=_keep_norm)
 
 
+@contextmanager
+def no_checkpointing() -> Iterator[None]:
+    """Within the block `torch.utils.checkpoint` keeps everything: what to recompute is the planner's choice."""
+    before = (checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator)
+    checkpoint.CheckpointFunction = _RunsPlainly
+    checkpoint._checkpoint_without_reentrant_generator = _plainly
+    try:
+        yield
+    finally:
+        checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator = before
+
+
+class _RunsPlainly:
+    @staticmethod
+    def apply(function: Any, _preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _plainly(*_: Any, **__: Any) -> Iterator[None]:
+    yield
+
+
 class NoInitialValues(TorchFunctionMode):
     """Skips random initial values while it is active: on meta they cost time and mean nothing."""
 
@@ -124,12 +159,31 @@ _INITIALISERS = {"normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "ka
                  "xavier_normal_", "orthogonal_", "exponential_", "log_normal_", "cauchy_", "geometric_"}  # fmt: skip
 
 
+@contextmanager
+def device_kernels() -> Iterator[None]:
+    """Within the block operators behave as the device's kernels do.
+
+    torch's own Python functions (multi-head attention) run outside of any mode, so the name they call is replaced too.
+    """
+    original = F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = _routed_attention
+    try:
+        with DeviceKernels(original):
+            yield
+    finally:
+        F.scaled_dot_product_attention = original
+
+
 class DeviceKernels(TorchFunctionMode):
-    """Routes attention and dropout while it is active."""
+    """Routes attention, norms and dropout while it is active."""
+
+    def __init__(self, attention_function: Any) -> None:
+        super().__init__()
+        self._attention = attention_function
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
+        if func is self._attention:
             return _routed_attention(*args, **kwargs)
         if func in (F.rms_norm, torch.rms_norm):
             return _routed_rms_norm(*args, **kwargs)
@@ -148,7 +202,14 @@ def _routed_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    return attention(query, key, value, attn_mask, is_causal)[0]
+    if query.dim() == 4:
+        return attention(query, key, value, attn_mask, is_causal)[0]
+    # Three dims are one head; of more than four the leading ones are batch.
+    leading = query.shape[:-2]
+    four = [t.unsqueeze(-3) if t.dim() == 3 else t.flatten(0, -4) for t in (query, key, value)]
+    mask = attn_mask.flatten(0, -4) if attn_mask is not None and attn_mask.dim() > 4 else attn_mask
+    out = attention(*four, mask, is_causal)[0]
+    return out.squeeze(-3) if len(leading) == 1 else out.unflatten(0, leading[:-1])
 
 
 def _routed_dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **_: Any) -> Any:

@@ -84,7 +84,9 @@ class Shadows:
     def _balanced(self, operator: OperatorRecord, tensor: int) -> torch.Tensor:
         source, chosen = (self._recording.tensors[t].shape for t in (operator.reads[0], tensor))
         dim = (operator.args[2] if len(operator.args) > 2 else operator.kwargs.get("dim", -1)) % len(chosen)
-        order = torch.arange(torch.Size(chosen).numel(), device="cpu").view([*chosen[:dim], *chosen[dim + 1 :], chosen[dim]])
+        order = torch.arange(torch.Size(chosen).numel(), device="cpu").view(
+            [*chosen[:dim], *chosen[dim + 1 :], chosen[dim]]
+        )
         return (order % source[dim]).movedim(-1, dim)
 
     def _refuse_stale(self, tensor: int, made: int) -> None:

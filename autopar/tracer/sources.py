@@ -1,6 +1,7 @@
 """Where a model comes from: model.py, model.py:factory, package.module:factory, a Hugging Face config.json or its folder.
 
-Every source gives a `Source`: how to build the model, how to make a batch, and the loss of its output. Only the user's own file is executed.
+Every source gives a `Source`: how to build the model, how to make a batch, and the loss of its output. Only the user's
+own file is executed.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autopar.tracer.rules.base import Context, Letter, Place, Rule, rule
+from autopar.tracer.recording import Ref
+from autopar.tracer.rules.base import Context, Letter, Place, Role, Rule, rule
 
 
 def einsum(out: list[Place], first: list[Place], second: list[Place], letters: str) -> Rule:
@@ -62,6 +63,58 @@ def grouped_matmul(c: Context) -> Rule:
     return found
 
 
+@rule("aten.convolution")
+def convolution(c: Context) -> Rule:
+    """Batch and output channels are parallel, input channels summed, positions whole: windows overlap."""
+    source, weight = c.tensor(0), c.tensor(1)
+    bias = [read for read in c.operator.reads[2:] if len(c.shape(read)) == 1]
+    return _convolution(c, c.out, source, [weight], bias, times=1, groups=c.arg(8, "groups", 1))
+
+
+@rule("aten.convolution_backward")
+def convolution_backward(c: Context) -> Rule:
+    """As many FLOPs as forward for the gradient of the input, and again for that of the weight."""
+    grad, source, weight = c.tensor(0), c.tensor(1), c.tensor(2)
+    wanted = c.arg(10, "output_mask")
+    made = dict(zip([place for place, want in enumerate(wanted) if want], c.operator.writes, strict=True))
+    weights = [weight, *([made[1]] if 1 in made else [])]
+    bias = [made[2]] if 2 in made else []
+    times = sum(bool(want) for want in wanted[:2])
+    found = _convolution(c, grad, source, weights, bias, times=times, groups=c.arg(9, "groups", 1))
+    roles: dict[int, Role] = {0: "summed", 1: "parallel"}
+    for number, role in roles.items():
+        found.letters[number].role = role
+    if 0 in made:
+        found.letters[0].places.append((made[0], 0))
+        found.letters[0].role = "parallel"
+        found.letters[2].places.append((made[0], 1))
+        found.letters += [Letter("whole", [(made[0], dim)]) for dim in range(2, len(c.shape(made[0])))]
+    return found
+
+
+def _convolution(
+    c: Context, out: int, source: int, weights: list[int], bias: list[int], times: int, groups: int
+) -> Rule:
+    """Letters batch, output channels, input channels, then every position on its own; 2 FLOPs a multiply-add."""
+    channels = [(weight, 1) for weight in weights]
+    found = Rule(
+        [
+            Letter("parallel", [(out, 0), (source, 0)]),
+            Letter("parallel", [(out, 1), *((tensor, 0) for tensor in (*weights, *bias))]),
+            Letter("summed" if groups == 1 else "whole", [(source, 1), *channels] if groups == 1 else channels),
+        ]
+    )
+    if groups != 1:
+        found.letters.append(Letter("whole", [(source, 1)]))
+    for tensor in (out, source, *weights):
+        found.letters += [Letter("whole", [(tensor, dim)]) for dim in range(2, len(c.shape(tensor)))]
+    found.flops = found.executed = 2.0 * times
+    rank = len(c.shape(out))
+    found.flop_places = [(out, dim) for dim in (0, *range(2, rank), 1)]
+    found.flop_places += [(weights[0], dim) for dim in range(1, rank)]
+    return found
+
+
 def _attention_letters(c: Context, q: int, k: int, v: int) -> dict[str, list[Place]]:
     """b, query heads, query and key positions, head dims of q and v."""
     return {"b": [(q, 0), (k, 0), (v, 0)], "h": [(q, 1)], "s": [(q, 2)], "t": [(k, 2), (v, 2)],
@@ -81,6 +134,7 @@ def attention(c: Context) -> Rule:
         "e": [(o, 3)],
     }.items():
         places[name] += more
+    _mask_places(c, places, c.arg(3))
     return _attention_rule(c, places, (q, k, v), (k, v), backward=False)
 
 
@@ -88,7 +142,7 @@ def attention(c: Context) -> Rule:
 def attention_backward(c: Context) -> Rule:
     """Five matmuls where forward has two: 2.5 times its executed FLOPs (Dao, arXiv 2307.08691); model FLOPs twice."""
     grad, q, k, v, o, lse = (c.tensor(number) for number in range(6))
-    dq, dk, dv = c.operator.writes
+    dq, dk, dv, *dmask = c.operator.writes
     places = _attention_letters(c, q, k, v)
     more = {
         "b": [(grad, 0), (o, 0), (lse, 0), (dq, 0), (dk, 0), (dv, 0)],
@@ -100,7 +154,19 @@ def attention_backward(c: Context) -> Rule:
     }
     for name, extra in more.items():
         places[name] += extra
+    _mask_places(c, places, c.arg(6), *dmask)
     return _attention_rule(c, places, (q, k, v), (k, v, dk, dv), backward=True)
+
+
+def _mask_places(c: Context, places: dict[str, list[Place]], mask: object, *gradient: int) -> None:
+    """A mask or bias is broadcast from the right against batch, heads, query and key positions."""
+    if not isinstance(mask, Ref):
+        return
+    for tensor in (mask.tensor, *gradient):
+        shape = c.shape(tensor)
+        for name, dim in zip("tshb", range(len(shape) - 1, -1, -1), strict=False):
+            if shape[dim] != 1:
+                places[name].append((tensor, dim))
 
 
 def _attention_rule(

@@ -11,7 +11,7 @@ from autopar.planner.relations import collapse, flatten
 from autopar.planner.sharding import allowed_degrees, divisions, plan_conversions, plan_placements, undivided
 from autopar.pricing import divides
 from autopar.pricing.layout import layout_of
-from captured import EXAMPLES, block, division, graph, price
+from tests.autopar.captured import EXAMPLES, block, division, graph, price
 
 MODELS = ("gpt3_175b", "llama3_8b", "llama31_70b", "llama31_405b")
 NVLINK = 4.5e11

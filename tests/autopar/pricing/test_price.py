@@ -5,8 +5,7 @@ import pytest
 
 from autopar.pricing.kernels import Point
 from autopar.pricing.price import Compiled, size_vector_of
-
-from captured import block, division, graph, price
+from tests.autopar.captured import block, division, graph, price
 
 GPT = "gpt3_175b"
 SEQ, HIDDEN, HEADS = 2048, 12288, 96

@@ -1,0 +1,207 @@
+"""What one pp rank costs in seconds and bytes, for a configuration: shared by bounds, stages and the finished plan.
+
+memory    states (ZeRO) + in-flight micro-batches * kept bytes + workspace + communicators + context, plus the allocator's reserve
+step      work per micro-batch, and what the rank does once a step: exposed gathers and reductions, optimizer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from autopar.planner.columns import Column
+from autopar.planner.request import Request
+from autopar.planner.space import Configuration
+from cost_models.collectives import Kind, collective_seconds
+from cost_models.compute import element_bytes, pointwise_seconds
+from cost_models.memory import (
+    RESERVE_FRACTION,
+    communicator_bytes,
+    context_bytes,
+    in_flight,
+    optimizer_traffic_bytes,
+    state_bytes,
+)
+from cost_models.overlap import overlap_fraction
+from hardware_profiles.chip import Chip
+from hardware_profiles.topology import Topology
+
+REDUCE_BYTES = 4.0
+"""Gradients are reduced in fp32."""
+WORKSPACE_BYTES = 64 * 2**20
+"""Matmul workspace (cuBLAS keeps 32 MiB a handle on Hopper) and kernels' scratch."""
+
+Schedule = Literal["gpipe", "1f1b", "interleaved"]
+Known = dict[tuple[object, ...], float]
+"""Prices already asked for: configurations of one search share most of theirs."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a rank holds beside its blocks' kept activations."""
+
+    parameters: float
+    """Trainable elements after tp."""
+    frozen: float
+    largest_unit: float
+    """Elements of the largest unit that ZeRO gathers at once."""
+    workspace: float
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """Collectives over dp of one rank, seconds: one gather, one reduction, and how often each runs."""
+
+    gather: float
+    reduce: float
+    gathers: Literal["never", "once", "each_action"]
+    reduces: Literal["never", "once", "each_backward"]
+    exposed_ends: float
+
+
+class Bills:
+    """Prices ranks of one configuration."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        request: Request,
+        topology: Topology,
+        chip: Chip,
+        capacity: float,
+        known: Known,
+    ) -> None:
+        self.c, self.request, self.topology, self.chip = configuration, request, topology, chip
+        self.capacity, self.known = capacity, known
+        self.overlap = overlap_fraction("dp")
+
+    def in_flight(self, stage: int) -> tuple[int, ...]:
+        """Micro-batches of each chunk at the fullest moment."""
+        c = self.c
+        return _in_flight(c.schedule, stage, c.pp, c.micro_batches, c.virtual_stages)
+
+    def weight(self, stage: int) -> float:
+        """Kept micro-batches per block: chunks are equal, so their mean count counts for every block."""
+        counts = self.in_flight(stage)
+        return sum(counts) / len(counts)
+
+    @cached_property
+    def outside(self) -> float:
+        """Context and communicators, bytes."""
+        groups = sum(size > 1 for size in (self.c.pp, self.c.dp, self.c.tp))
+        return communicator_bytes(self.chip, groups) + context_bytes(self.chip)
+
+    @property
+    def allocatable(self) -> float:
+        """Bytes the allocator may hand out on one device after margin, context, communicators and its own reserve."""
+        free = self.capacity * (1 - self.request.memory_margin) - self.outside
+        return free / (1 + RESERVE_FRACTION)
+
+    def states(self, holding: Holding) -> dict[str, float]:
+        """Parameters, gradients, optimizer states and gathered units, bytes."""
+        found = state_bytes(
+            holding.parameters,
+            optimizer=self.request.optimizer,
+            dtype=self.request.dtype,
+            zero=self.c.zero,
+            shards=self.c.dp,
+            pipelined=self.c.pp > 1,
+            accumulating=self.c.micro_batches > 1,
+            largest_unit=holding.largest_unit,
+            frozen=holding.frozen,
+        )
+        return {
+            "parameters": float(found.parameters),
+            "gradients": float(found.gradients),
+            "states": float(found.states),
+            "gathered": float(found.gathered),
+        }
+
+    def static(self, holding: Holding) -> float:
+        """Allocated bytes that do not follow the schedule."""
+        return sum(self.states(holding).values()) + holding.workspace + WORKSPACE_BYTES
+
+    def optimizer_seconds(self, parameters: float) -> float:
+        """One update of the rank's share."""
+        share = parameters / (self.c.dp if self.c.zero >= 1 else 1)
+        key = ("optimizer", share)
+        if key not in self.known:
+            moved = optimizer_traffic_bytes(share, self.request.optimizer, self.request.dtype)
+            self.known[key] = float(pointwise_seconds(self.chip, moved, "optimizer"))
+        return self.known[key]
+
+    def data_parallel(self, parameters: float, unit: float) -> DataParallel:
+        """Gathers and reductions of a rank that holds `parameters` elements in units of about `unit`."""
+        if self.c.dp == 1:
+            return DataParallel(0.0, 0.0, "never", "never", 0.0)
+        each = self.c.zero == 3 and self.c.pp == 1
+        gathers: Literal["never", "once", "each_action"] = (
+            "never" if self.c.zero == 0 else "each_action" if each else "once"
+        )
+        late = self.c.zero < 2 or self.c.pp > 1
+        share = unit / parameters if parameters else 0.0
+        gather = self._dp_seconds("all_gather", parameters * element_bytes(self.request.dtype)) if self.c.zero else 0.0
+        reduce = self._dp_seconds("reduce_scatter" if self.c.zero else "all_reduce", parameters * REDUCE_BYTES)
+        return DataParallel(
+            gather, reduce, gathers, "once" if late else "each_backward", (gather + reduce) * min(share, 1.0)
+        )
+
+    def _dp_seconds(self, kind: Kind, bytes_: float) -> float:
+        return self._collective(kind, bytes_, self.c.dp, self.c.tp)
+
+    def _collective(self, kind: Kind, bytes_: float, size: int, stride: int) -> float:
+        key = (kind, bytes_, size, stride)
+        if key not in self.known:
+            group = self.topology.strided(size, stride)
+            self.known[key] = float(collective_seconds(kind, bytes_, group, self.chip))
+        return self.known[key]
+
+    def send_seconds(self, bytes_: float) -> float:
+        """A hidden state to the next stage."""
+        if self.c.pp == 1:
+            return 0.0
+        return self._collective("send", bytes_, 2, self.c.dp * self.c.tp)
+
+    def per_micro_batch(self, forward: float, backward: float, dp: DataParallel) -> float:
+        """Seconds of one forward and one backward, with what of the collectives in each does not hide behind it."""
+        seconds = forward + backward
+        if dp.gathers == "each_action":
+            seconds += self._exposed(dp.gather, forward) + self._exposed(dp.gather, backward)
+        if dp.reduces == "each_backward":
+            seconds += self._exposed(dp.reduce, backward)
+        return seconds
+
+    def once(self, forward: float, backward: float, dp: DataParallel, parameters: float) -> float:
+        """Seconds that a rank spends once a step: exposed gathers and reductions, the update."""
+        seconds = self.optimizer_seconds(parameters)
+        if dp.gathers == "once":
+            seconds += max(
+                self._exposed(dp.gather, forward), dp.exposed_ends * dp.gather / max(dp.gather + dp.reduce, 1e-30)
+            )
+        if dp.reduces == "once":
+            seconds += max(
+                self._exposed(dp.reduce, backward), dp.exposed_ends * dp.reduce / max(dp.gather + dp.reduce, 1e-30)
+            )
+        if dp.gathers == "each_action":
+            seconds += dp.exposed_ends
+        return seconds
+
+    def _exposed(self, seconds: float, beside: float) -> float:
+        """What of a collective does not hide behind `beside` seconds of compute."""
+        return max(seconds * (1 - self.overlap), seconds - beside)
+
+
+def _in_flight(schedule: str, stage: int, stages: int, m: int, v: int) -> tuple[int, ...]:
+    assert schedule in ("gpipe", "1f1b", "interleaved")
+    return in_flight(schedule, stage, stages, m, v)  # type: ignore[arg-type]
+
+
+def holding(columns: Sequence[tuple[Column, int]]) -> Holding:
+    """What a rank holds: columns with how often each occurs on it."""
+    parameters = sum(column.price.parameter_elements * count for column, count in columns)
+    frozen = sum(column.price.frozen_elements * count for column, count in columns)
+    units = [column.price.parameter_elements for column, count in columns if count]
+    spaces = [column.price.workspace_bytes for column, count in columns if count]
+    return Holding(parameters, frozen, max(units, default=0.0), max(spaces, default=0.0))

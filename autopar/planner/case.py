@@ -1,0 +1,279 @@
+"""One configuration made concrete: bounds from its totals, its best stages, and what each stage then costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from autopar.documents.graph import Graph
+from autopar.planner.bills import Bills, Holding, Known, holding
+from autopar.planner.columns import Column, Menu, best_mix, column, layers_of
+from autopar.planner.pricelist import PriceList
+from autopar.planner.request import Request
+from autopar.planner.space import Configuration
+from autopar.planner.stages import Answer, Pipeline, StageChoice, solve_any, solve_equal
+from hardware_profiles.chip import Chip
+from hardware_profiles.topology import Topology
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """By how much, where and in what a stage does not fit."""
+
+    excess_bytes: float
+    stage: int
+    term: str
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Seconds per micro-batch of every layer with its ends, and parameters of all."""
+
+    works: tuple[float, ...]
+    parameters: float
+
+    @cached_property
+    def work(self) -> float:
+        """Of all layers."""
+        return sum(self.works)
+
+
+class Model:
+    """What all configurations of a search share."""
+
+    def __init__(self, graph: Graph, topology: Topology, chip: Chip, capacity: float, request: Request) -> None:
+        self.graph, self.topology, self.chip, self.capacity, self.request = graph, topology, chip, capacity, request
+        self.layers = layers_of(graph)
+        self.prices = PriceList(graph, topology, chip, request)
+        self.modes = self._modes()
+        self._columns: dict[tuple[str, int, bool, int], Column] = {}
+        self._totals: dict[tuple[int, bool, int], Totals] = {}
+        self.known: Known = {}
+
+    @cached_property
+    def is_equal(self) -> bool:
+        """Whether all blocks are of one class, with ends only at the two ends."""
+        classes = {layer.block_class for layer in self.layers}
+        inner = any(layer.before for layer in self.layers[1:]) or any(layer.after for layer in self.layers[:-1])
+        return len(classes) == 1 and not inner
+
+    def _modes(self) -> tuple[str, ...]:
+        fixed = self.request.fixed.get("recompute")
+        if fixed is not None:
+            return (str(fixed),)
+        return ("none",) if "recompute" in self.request.forbidden else ("none", "selective", "full")
+
+    def column(self, class_name: str, c: Configuration) -> Column:
+        """A class under a configuration."""
+        key = (class_name, c.tp, c.sp, c.micro_batch)
+        if key not in self._columns:
+            is_end = all(layer.block_class != class_name for layer in self.layers)
+            price = self.prices.price(class_name, c.tp, c.sp, c.micro_batch)
+            self._columns[key] = column(price, ("none",) if is_end else self.modes)
+        return self._columns[key]
+
+    def totals(self, c: Configuration) -> Totals:
+        """Sums over all layers without recompute beyond what every entry of the menu costs."""
+        key = (c.tp, c.sp, c.micro_batch)
+        if key not in self._totals:
+            work, held = [], []
+            for layer in self.layers:
+                columns = [self.column(name, c) for name in (layer.block_class, *layer.before, *layer.after)]
+                work.append(sum(item.forward + item.backward + float(item.menu.seconds.min()) for item in columns))
+                held.append(sum(item.price.parameter_elements for item in columns))
+            self._totals[key] = Totals(tuple(work), sum(held))
+        return self._totals[key]
+
+
+class Case:
+    """A configuration of a model."""
+
+    def __init__(self, model: Model, configuration: Configuration) -> None:
+        self.model, self.c = model, configuration
+        self.bills = Bills(configuration, model.request, model.topology, model.chip, model.capacity, model.known)
+        self._choices: dict[object, StageChoice | None] = {}
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The objective's constants."""
+        hidden = self.column(self.model.layers[0].block_class).price.output_bytes
+        return Pipeline(self.c.pp, self.c.micro_batches, self.c.virtual_stages, self.bills.send_seconds(hidden))
+
+    def column(self, class_name: str) -> Column:
+        """A class under this configuration."""
+        return self.model.column(class_name, self.c)
+
+    # Bounds.
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Sums over the model."""
+        return self.model.totals(self.c)
+
+    @cached_property
+    def bound_seconds(self) -> float:
+        """No split takes less: whole blocks as even as can be, cheapest recompute, collectives hidden as far as possible."""
+        c, bills = self.c, self.bills
+        each = self.totals.parameters / c.pp
+        dp = bills.data_parallel(each, 0.0)
+        hidden = 1 - bills.overlap
+        per_action = 2 * dp.gather if dp.gathers == "each_action" else 0.0
+        per_action += dp.reduce if dp.reduces == "each_backward" else 0.0
+        per_step = (dp.gather if dp.gathers == "once" else 0.0) + (dp.reduce if dp.reduces == "once" else 0.0)
+        once = bills.optimizer_seconds(each) + per_step * hidden
+        v = c.virtual_stages
+        average = self.totals.work / c.pp + per_action * hidden
+        most = max(average, self._evenest())
+        return (
+            (c.micro_batches - 1 / v) * most + average * c.pp / v + once + 2 * (c.pp - 1) * self.pipeline.send_seconds
+        )
+
+    def _evenest(self) -> float:
+        """The least that the busiest stage can have: blocks are whole, and come in multiples of the chunks."""
+        works, p, v = self.totals.works, self.c.pp, self.c.virtual_stages
+        if p == 1 or not self.model.is_equal or len(works) < 3:
+            return 0.0 if p == 1 else max(works)
+        unit = works[1] * v
+        first, last = works[0] - works[1], works[-1] - works[1]
+        groups = len(works) // v
+        # The busiest stage is one of these sums: the smallest under which all blocks find room.
+        for most in sorted(end + count * unit for end in {first, last, 0.0} for count in range(1, groups + 1)):
+            limit = most * (1 + 1e-12)
+            if limit >= unit + max(first, last, 0.0):
+                room = (limit - first) // unit + (limit - last) // unit + (p - 2) * (limit // unit)
+                if room * v >= len(works):
+                    return most
+        return self.totals.work / p
+
+    @cached_property
+    def surely_too_large(self) -> float:
+        """Bytes by which an average stage's states alone exceed what may be allocated (negative: they fit)."""
+        held = sum(self.bills.states(Holding(self.totals.parameters / self.c.pp, 0.0, 0.0, 0.0)).values())
+        return held - self.bills.allocatable
+
+    # Stages.
+
+    def solve(self, limit: float) -> Answer | None:
+        """The best stages if their step stays below `limit`; None where nothing fits or can win."""
+        blocks = len(self.model.layers)
+        most = self.pipeline.most_work(limit, self.totals.work)
+        if self.model.is_equal:
+            return solve_equal(self.pipeline, blocks, self.equal_choice, most, self.c.virtual_stages)
+        if self.c.virtual_stages > 1:
+            return None
+        return solve_any(self.pipeline, blocks, self.choice, most)
+
+    def equal_choice(self, stage: int, k: int) -> StageChoice | None:
+        """A stage of k equal blocks."""
+        before = self.model.layers[0].before if stage == 0 else ()
+        after = self.model.layers[-1].after if stage == self.c.pp - 1 else ()
+        return self._choice(stage, {self.model.layers[0].block_class: k}, (*before, *after))
+
+    def choice(self, stage: int, first: int, end: int) -> StageChoice | None:
+        """A stage of blocks first..end-1."""
+        counts: dict[str, int] = {}
+        for layer in self.model.layers[first:end]:
+            counts[layer.block_class] = counts.get(layer.block_class, 0) + 1
+        return self._choice(stage, counts, self.ends_of(first, end))
+
+    def ends_of(self, first: int, end: int) -> tuple[str, ...]:
+        """Prologues and epilogues that come with blocks first..end-1."""
+        return tuple(name for layer in self.model.layers[first:end] for name in (*layer.before, *layer.after))
+
+    def _choice(self, stage: int, counts: dict[str, int], ends: tuple[str, ...]) -> StageChoice | None:
+        weight = self.bills.weight(stage)
+        key = (weight, tuple(counts.items()), ends)
+        if key not in self._choices:
+            self._choices[key] = self._make_choice(stage, weight, counts, ends)
+        return self._choices[key]
+
+    def _make_choice(
+        self, stage: int, weight: float, counts: dict[str, int], ends: tuple[str, ...]
+    ) -> StageChoice | None:
+        held = self.held(counts, ends)
+        budget = self.bills.allocatable - self.bills.static(held) - self.ends_bytes(stage, ends)
+        mixed = self._mix(counts, budget, weight)
+        if mixed is None:
+            return None
+        extra, mix = mixed
+        forward, backward = self.actions(counts, ends, extra)
+        dp = self.bills.data_parallel(held.parameters, held.largest_unit)
+        return StageChoice(
+            self.bills.per_micro_batch(forward, backward, dp),
+            self.bills.once(forward, backward, dp, held.parameters),
+            mix,
+        )
+
+    def ends_bytes(self, stage: int, ends: Sequence[str]) -> float:
+        """What embedding and head keep: at their own chunk's count of micro-batches (the first, the last)."""
+        counts = self.bills.in_flight(stage)
+        return sum(
+            self.column(name).menu.saved_bytes[0] * (counts[-1] if stage == self.c.pp - 1 else counts[0])
+            for name in ends
+        )
+
+    def actions(self, counts: dict[str, int], ends: Sequence[str], extra: float) -> tuple[float, float]:
+        """Seconds of a forward and of a backward of a stage."""
+        columns = [(self.column(name), count) for name, count in counts.items()]
+        columns += [(self.column(name), 1) for name in ends]
+        return (
+            sum(item.forward * count for item, count in columns),
+            sum(item.backward * count for item, count in columns) + extra,
+        )
+
+    def held(self, counts: dict[str, int], ends: Sequence[str]) -> Holding:
+        """What a stage holds."""
+        return holding(
+            [
+                *((self.column(name), count) for name, count in counts.items()),
+                *((self.column(name), 1) for name in ends),
+            ]
+        )
+
+    def _mix(
+        self, counts: dict[str, int], budget: float, weight: float
+    ) -> tuple[float, tuple[tuple[str, tuple[int, ...]], ...]] | None:
+        """Recompute of a stage: an exact mix for one class; for several, one entry for all blocks of a class."""
+        if len(counts) == 1:
+            ((name, count),) = counts.items()
+            mixed = best_mix(self.column(name).menu, count, budget, weight)
+            return None if mixed is None else (mixed[0], ((name, mixed[1]),))
+        best: tuple[float, tuple[tuple[str, tuple[int, ...]], ...]] | None = None
+        menus = [(name, count, self.column(name).menu) for name, count in counts.items()]
+        for picks in product(*(range(len(menu.names)) for _, _, menu in menus)):
+            kept = (
+                sum(menu.saved_bytes[pick] * count for (_, count, menu), pick in zip(menus, picks, strict=True))
+                * weight
+            )
+            extra = sum(menu.seconds[pick] * count for (_, count, menu), pick in zip(menus, picks, strict=True))
+            if kept <= budget and (best is None or extra < best[0]):
+                mix = tuple(
+                    (name, _one_hot(menu, pick, count)) for (name, count, menu), pick in zip(menus, picks, strict=True)
+                )
+                best = (float(extra), mix)
+        return best
+
+    # Why not.
+
+    def shortfall(self) -> Shortfall:
+        """The stage that lacks most when blocks are spread evenly and recompute is at its leanest."""
+        blocks, p = len(self.model.layers), self.c.pp
+        bounds = [blocks * i // p for i in range(p + 1)]
+        found = []
+        for stage, (first, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            counts: dict[str, int] = {}
+            for layer in self.model.layers[first:end]:
+                counts[layer.block_class] = counts.get(layer.block_class, 0) + 1
+            ends = self.ends_of(first, end)
+            terms = self.bills.states(self.held(counts, ends)) | {"workspace": self.held(counts, ends).workspace}
+            leanest = sum(self.column(name).menu.saved_bytes[-1] * count for name, count in counts.items())
+            terms["activations"] = leanest * self.bills.weight(stage) + self.ends_bytes(stage, ends)
+            excess = sum(terms.values()) - self.bills.allocatable
+            found.append(Shortfall(excess, stage, max(terms, key=lambda name: terms[name])))
+        return max(found, key=lambda item: item.excess_bytes)
+
+
+def _one_hot(menu: Menu, pick: int, count: int) -> tuple[int, ...]:
+    return tuple(count if number == pick else 0 for number in range(len(menu.names)))

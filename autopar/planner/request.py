@@ -1,0 +1,152 @@
+"""What is asked of the planner, checked: sizes, what is fixed, what is forbidden."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
+
+from autopar.errors import RequestError
+from cost_models.memory import OPTIMIZERS
+from hardware_profiles.chip import DTYPE_NAMES, normal_dtype
+from hardware_profiles.schema import did_you_mean
+
+NUMBERS = ("pp", "tp", "dp", "zero", "micro_batch", "virtual_stages", "sp")
+FIXED_TO_ONE = ("cp", "ep", "etp")
+"""Axes that this planner does not divide over yet: 1 may be said."""
+WORDS = {"schedule": ("gpipe", "1f1b", "interleaved"), "recompute": ("none", "selective", "full"),
+         "kernels": ("eager", "compiled", "fused")}  # fmt: skip
+FORBIDDABLE = ("pp", "tp", "dp", "sp", "zero", "recompute", "gpipe", "interleaved")
+
+Kernels = Literal["eager", "compiled", "fused"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request whose parts agree; `fixed` holds numbers and words by key."""
+
+    global_batch: int
+    seq_len: int
+    dtype: str = "bf16"
+    optimizer: str = "adamw"
+    kernels: Kernels = "eager"
+    objective: str = "time"
+    fixed: Mapping[str, int | str] = field(default_factory=dict)
+    forbidden: tuple[str, ...] = ()
+    devices: int | None = None
+    time_limit: float | None = None
+    memory_margin: float = 0.05
+
+    @classmethod
+    def parse(cls, *, fixed: Mapping[str, Any], forbidden: Sequence[str], **values: Any) -> Request:
+        """Check every part. Raises RequestError."""
+        request = cls(fixed=dict(check_fixed(fixed)), forbidden=tuple(forbidden), **values)
+        kernels = request.fixed.get("kernels", request.kernels)
+        request = cls(**{**vars(request), "kernels": cast(Kernels, kernels)})
+        _check(request)
+        return request
+
+    def value(self, key: str) -> int | None:
+        """A fixed number."""
+        found = self.fixed.get(key)
+        return found if isinstance(found, int) else None
+
+    def allows(self, key: str, value: int | str) -> bool:
+        """Whether a choice is neither fixed to something else nor forbidden."""
+        return self.fixed.get(key, value) == value
+
+
+def parse_fixed(text: str) -> dict[str, str]:
+    """``tp=8,pp=4`` as a mapping. Raises RequestError."""
+    found: dict[str, str] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = item.partition("=")
+        if not equals or not value:
+            raise RequestError(f"--fix {item}: give it as key=value, for example tp=8")
+        if key in found and found[key] != value:
+            raise RequestError(f"--fix: {key} is fixed to both {found[key]} and {value}")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """``pp,recompute`` as names. Raises RequestError."""
+    names = tuple(filter(None, (part.strip() for part in text.split(","))))
+    for name in names:
+        if name not in FORBIDDABLE:
+            raise RequestError(
+                f"--forbid {name}: unknown{did_you_mean(name, FORBIDDABLE)}; allowed: {', '.join(FORBIDDABLE)}"
+            )
+    return names
+
+
+def check_fixed(fixed: Mapping[str, Any]) -> dict[str, int | str]:
+    """Known keys with values of their kind; dp_replicate and dp_shard become dp. Raises RequestError."""
+    found: dict[str, int | str] = {}
+    for key, value in fixed.items():
+        if key in WORDS:
+            if value not in WORDS[key]:
+                raise RequestError(
+                    f"fixed {key}={value}: unknown{did_you_mean(str(value), WORDS[key])}; allowed: {', '.join(WORDS[key])}"
+                )
+            found[key] = str(value)
+        elif key in (*NUMBERS, *FIXED_TO_ONE, "dp_replicate", "dp_shard"):
+            found[key] = _number(key, value)
+        else:
+            allowed = (*NUMBERS, *FIXED_TO_ONE, "dp_replicate", "dp_shard", *WORDS)
+            raise RequestError(f"fixed {key}: unknown{did_you_mean(key, allowed)}; allowed: {', '.join(allowed)}")
+    for key in FIXED_TO_ONE:
+        if found.pop(key, 1) != 1:
+            raise RequestError(f"fixed {key}: this version plans pp, dp and tp only; {key} can only be 1")
+    return _with_dp(found)
+
+
+def _number(key: str, value: Any) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        raise RequestError(f"fixed {key}={value}: must be a whole number") from None
+    least = 0 if key in ("zero", "sp") else 1
+    most = {"zero": 3, "sp": 1}.get(key)
+    if number < least or (most is not None and number > most):
+        raise RequestError(
+            f"fixed {key}={number}: must be {f'{least} to {most}' if most is not None else f'at least {least}'}"
+        )
+    return number
+
+
+def _with_dp(found: dict[str, int | str]) -> dict[str, int | str]:
+    """HSDP is not planned yet: one of the two data-parallel degrees is 1, so their product is dp."""
+    replicate, shard = found.pop("dp_replicate", None), found.pop("dp_shard", None)
+    if replicate is None and shard is None:
+        return found
+    if replicate not in (None, 1) and shard not in (None, 1):
+        raise RequestError("fixed dp_replicate and dp_shard: this version uses one of them; give dp and zero instead")
+    if replicate not in (None, 1) and found.setdefault("zero", 0) != 0:
+        raise RequestError(f"fixed dp_replicate={replicate} replicates states, but zero={found['zero']} divides them")
+    product = int(replicate or 1) * int(shard or 1)
+    if product > 1 and found.setdefault("dp", product) != product:
+        raise RequestError(f"fixed dp_replicate * dp_shard = {product}, but dp={found['dp']}")
+    return found
+
+
+def _check(request: Request) -> None:
+    if request.optimizer not in OPTIMIZERS:
+        raise RequestError(
+            f"optimizer {request.optimizer}: unknown{did_you_mean(request.optimizer, OPTIMIZERS)}; "
+            f"allowed: {', '.join(OPTIMIZERS)}"
+        )
+    if request.dtype not in DTYPE_NAMES:
+        raise RequestError(f"dtype {request.dtype}: unknown{did_you_mean(request.dtype, DTYPE_NAMES)}")
+    normal_dtype(request.dtype)
+    for key in ("pp", "tp", "dp", "sp"):
+        if key in request.forbidden and int(request.fixed.get(key, 1)) > (0 if key == "sp" else 1):
+            raise RequestError(f"{key} is both forbidden and fixed to {request.fixed[key]}")
+    if "recompute" in request.forbidden and request.fixed.get("recompute", "none") != "none":
+        raise RequestError(f"recompute is both forbidden and fixed to {request.fixed['recompute']}")
+    if request.fixed.get("schedule") in request.forbidden:
+        raise RequestError(f"schedule {request.fixed['schedule']} is both forbidden and fixed")
+    if request.time_limit is not None and request.time_limit <= 0:
+        raise RequestError(f"time limit {request.time_limit}: must be above 0 seconds")
+    if request.objective != "time":
+        raise RequestError(f"objective {request.objective}: this version plans for time")

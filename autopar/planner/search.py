@@ -1,0 +1,214 @@
+"""L3: all configurations in the order of a lower bound, stages solved until the bound excludes the rest.
+
+    1. enumerate the space (`space.configurations`)
+    2. bound each: perfect balance, cheapest recompute, exposed collectives (`case.Case.bound_seconds`)
+    3. in rising order solve the stages (`stages`), until a bound reaches the best step found
+
+What is left unsolved is excluded by its bound: the answer is optimal for the stated estimate over the stated space. A time
+limit or Ctrl-C ends the search early with the best so far and the gap that remains.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from autopar.documents.graph import Graph
+from autopar.documents.plan import Certificate, Plan
+from autopar.errors import NoPlanFits, RequestError
+from autopar.planner.assemble import assemble
+from autopar.planner.case import Case, Model
+from autopar.planner.request import Request
+from autopar.planner.solver import solver_name
+from autopar.planner.space import Configuration, configurations
+from autopar.planner.stages import Answer
+from hardware_profiles.chip import GIB
+from hardware_profiles.cluster import Cluster, Nics
+from hardware_profiles.topology import Topology
+
+ALTERNATIVES = 4
+"""Near plans kept beside the best: the best of each other mesh."""
+
+
+@dataclass
+class Found:
+    """What a search has seen so far."""
+
+    best: tuple[Case, Answer] | None = None
+    others: dict[tuple[int, int, int], tuple[Case, Answer]] = field(default_factory=dict)
+    """(pp, tp, dp) -> its best so far."""
+    solved: int = 0
+    infeasible: int = 0
+    excluded: int = 0
+    bound: float = float("inf")
+    """Least bound of what is not yet solved."""
+    interrupted: str = ""
+
+    @property
+    def limit(self) -> float:
+        """The step to beat."""
+        return self.best[1].step_seconds if self.best else float("inf")
+
+
+def search(graph: Graph, cluster: Cluster, request: Request) -> Plan:
+    """The best plan. Raises RequestError for a contradictory request, NoPlanFits when nothing fits the devices."""
+    started = time.perf_counter()
+    model = open_model(graph, cluster, request)
+    cases = all_cases(model)
+    found = explore(cases, started + (request.time_limit or float("inf")))
+    if found.best is None:
+        raise NoPlanFits(explain_no_fit(graph, cluster, request, cases, found))
+    return assemble(model, cluster, found.best, list(found.others.values()), certificate(model, cases, found, started))
+
+
+def open_model(graph: Graph, cluster: Cluster, request: Request) -> Model:
+    """The shared part of a search. Raises RequestError where the devices are not there or not alike."""
+    devices = request.devices or cluster.devices
+    if devices > cluster.devices:
+        raise RequestError(f"--devices {devices}: {cluster.name} has {cluster.devices}")
+    used = []
+    left = devices
+    for group in cluster.node_groups:
+        if left > 0:
+            used.append(group)
+        left -= group.devices
+    # Unlike devices share work evenly in this version, so the slowest and the smallest set the pace.
+    chip = min((group.chip for group in used), key=lambda chip: chip.peak_flops(request.dtype))
+    capacity = min(group.usable_memory_bytes for group in used)
+    return Model(graph, Topology(cluster, devices), chip, capacity, request)
+
+
+def all_cases(model: Model) -> list[Case]:
+    """Every configuration as a case, in the order of its bound."""
+    space = configurations(model.request, model.topology.devices, len(model.layers), model.prices.degrees())
+    cases = [Case(model, configuration) for configuration in space]
+    return sorted(cases, key=lambda case: (case.bound_seconds, _order(case.c)))
+
+
+def _order(c: Configuration) -> tuple[int, ...]:
+    """Of equal bounds the simpler first: less pipeline, less tensor parallelism, lower ZeRO."""
+    return (c.pp, c.tp, c.virtual_stages, c.zero, int(c.sp), c.micro_batch)
+
+
+def explore(cases: list[Case], deadline: float) -> Found:
+    """Solve in order until the bounds exclude the rest, the deadline passes, or the user interrupts."""
+    found = Found()
+    try:
+        for number, case in enumerate(cases):
+            found.bound = case.bound_seconds
+            if case.bound_seconds >= found.limit:
+                found.excluded = len(cases) - number
+                break
+            if time.perf_counter() > deadline:
+                found.interrupted = "time limit"
+                break
+            _solve(case, found)
+    except KeyboardInterrupt:
+        found.interrupted = "interrupted"
+        if found.best is None:
+            raise
+    return found
+
+
+def _solve(case: Case, found: Found) -> None:
+    if case.surely_too_large > 0:
+        found.infeasible += 1
+        return
+    found.solved += 1
+    answer = case.solve(found.limit)
+    if answer is None:
+        found.infeasible += found.best is None
+        return
+    key = (case.c.pp, case.c.tp, case.c.dp)
+    if key not in found.others or answer.step_seconds < found.others[key][1].step_seconds:
+        found.others[key] = (case, answer)
+    if answer.step_seconds < found.limit:
+        found.best = (case, answer)
+
+
+def certificate(model: Model, cases: list[Case], found: Found, started: float) -> Certificate:
+    """What was proven."""
+    bound = min(found.bound, found.limit) if found.interrupted else found.limit
+    values = [case.c for case in cases]
+    space: dict[str, object] = {
+        name: sorted({getattr(c, name) for c in values})
+        for name in ("pp", "tp", "sp", "dp", "micro_batch", "schedule", "virtual_stages", "zero")
+    }
+    space["recompute"] = list(model.modes)
+    space["stages"] = "any split of the blocks" + (
+        "; interleaved: a multiple of virtual_stages blocks a stage" if model.is_equal else ""
+    )
+    if found.interrupted:
+        space["stopped"] = found.interrupted
+    return Certificate(
+        objective="estimate",
+        space=space,
+        enumerated=len(cases),
+        excluded_by_bound=found.excluded,
+        solved=found.solved,
+        infeasible=found.infeasible,
+        bound_seconds=bound,
+        gap=max(0.0, found.limit / bound - 1),
+        solver=solver_name(),
+        search_seconds=time.perf_counter() - started,
+    )
+
+
+def explain_no_fit(graph: Graph, cluster: Cluster, request: Request, cases: list[Case], found: Found) -> str:
+    """The smallest excess over all configurations, its stage and term, and one way out that was verified to fit."""
+    if found.interrupted:
+        return f"no plan was found within the {found.interrupted}; give it more time"
+    least = min((case.shortfall() for case in cases), key=lambda item: item.excess_bytes)
+    name = graph.model.spec
+    where = f"stage {least.stage} lacks {max(least.excess_bytes, 0) / GIB:.2f} GiB, most of it held by {least.term}"
+    tried = f"{len(cases)} configurations on {request.devices or cluster.devices} devices of {cluster.name}"
+    way = way_out(graph, cluster, request)
+    return f"{name} does not fit: at best (of {tried}) {where}. {way}"
+
+
+def way_out(graph: Graph, cluster: Cluster, request: Request) -> str:
+    """The first change of the request, cheapest first, under which a plan was found."""
+    for said, changed, machine in _ways(cluster, request):
+        try:
+            model = open_model(graph, machine, changed)
+            if explore(all_cases(model), time.perf_counter() + 20).best is not None:
+                return f"A way out that fits: {said}"
+        except (RequestError, NoPlanFits):
+            continue
+    return "No single change tried (recompute, ZeRO, fewer restrictions, up to 64 times the devices, shorter sequences) fits"
+
+
+def _ways(cluster: Cluster, request: Request) -> list[tuple[str, Request, Cluster]]:
+    ways: list[tuple[str, Request, Cluster]] = []
+    for key in ("recompute", "zero", "micro_batch"):
+        if key in request.fixed or key in request.forbidden:
+            fixed = {name: value for name, value in request.fixed.items() if name != key}
+            rest = tuple(name for name in request.forbidden if name != key)
+            ways.append((f"leave {key} to the planner", replace(request, fixed=fixed, forbidden=rest), cluster))
+    if request.fixed or request.forbidden:
+        ways.append(("fix and forbid nothing", replace(request, fixed={}, forbidden=()), cluster))
+    free = replace(request, fixed={}, forbidden=())
+    for seq in (request.seq_len // 2, request.seq_len // 4):
+        if seq >= 1:
+            ways.append((f"--seq-len {seq}", replace(request, seq_len=seq), cluster))
+    for times in (2, 4, 8, 16, 32, 64):
+        more = _more_nodes(cluster, times)
+        devices = (request.devices or cluster.devices) * times
+        if free.global_batch % times == 0 or free.global_batch >= devices:
+            ways.append((f"{devices} devices of this kind", replace(free, devices=devices), more))
+    return ways
+
+
+def _more_nodes(cluster: Cluster, times: int) -> Cluster:
+    """The cluster with more nodes; a lone node is given a network like its own links' tenth, which memory does not depend on."""
+    groups = tuple(
+        group.model_copy(update={"nodes": group.nodes * times, "nics": group.nics or _PLAIN_NICS})
+        for group in cluster.node_groups
+    )
+    fabric = cluster.fabric
+    if fabric.kind == "single_node":
+        fabric = fabric.model_copy(update={"kind": "flat"})
+    return cluster.model_copy(update={"node_groups": groups, "fabric": fabric})
+
+
+_PLAIN_NICS = Nics(count=1, gigabits_per_second=100, kind="ethernet")

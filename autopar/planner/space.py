@@ -1,0 +1,132 @@
+"""The configurations: every legal (pp, tp, sp, dp, micro-batch, schedule, virtual stages, ZeRO) of a request.
+
+Degrees are any divisors. 1F1B wherever it is legal, GPipe where it is not (fewer micro-batches than stages) or where fixed: they
+take equal time and 1F1B keeps less. Interleaved with every number of chunks that leaves each one block or more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autopar.errors import RequestError
+from autopar.legality import Choices, problems
+from autopar.planner.request import Request
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One point of the space, before blocks are given to stages."""
+
+    pp: int
+    tp: int
+    sp: bool
+    dp: int
+    micro_batch: int
+    micro_batches: int
+    schedule: str
+    virtual_stages: int
+    zero: int
+
+    @property
+    def accumulates_whole(self) -> bool:
+        """Whether gradients stay whole until the step ends (pipelines)."""
+        return self.pp > 1
+
+
+def configurations(
+    request: Request, devices: int, blocks: int, tp_degrees: dict[int, tuple[bool, ...]]
+) -> list[Configuration]:
+    """Every legal configuration; `tp_degrees`: degree -> which of sp (False, True) the model's division allows.
+
+    Raises RequestError, with the arithmetic, when what is fixed leaves none.
+    """
+    found = [
+        Configuration(pp, tp, sp, dp, micro_batch, m, schedule, v, zero)
+        for pp, tp, dp in _degrees(request, devices, blocks, tuple(tp_degrees))
+        for sp in tp_degrees[tp]
+        if request.allows("sp", int(sp)) and not (sp and "sp" in request.forbidden)
+        for micro_batch, m in _micro_batches(request, dp)
+        for schedule, v in _schedules(request, pp, m, blocks)
+        for zero in _zeros(request, dp)
+    ]
+    if not found:
+        raise RequestError(_why_none(request, devices, blocks, tuple(tp_degrees)))
+    return found
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors in rising order."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def _degrees(request: Request, devices: int, blocks: int, tps: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    for tp in tps:
+        if devices % tp or not _wanted(request, "tp", tp):
+            continue
+        for pp in divisors(devices // tp):
+            dp = devices // tp // pp
+            if (
+                pp <= blocks
+                and _wanted(request, "pp", pp)
+                and _wanted(request, "dp", dp)
+                and request.global_batch % dp == 0
+            ):
+                yield pp, tp, dp
+
+
+def _wanted(request: Request, key: str, value: int) -> bool:
+    return request.allows(key, value) and not (value > 1 and key in request.forbidden)
+
+
+def _micro_batches(request: Request, dp: int) -> Iterator[tuple[int, int]]:
+    each = request.global_batch // dp
+    for micro_batch in divisors(each):
+        if request.allows("micro_batch", micro_batch):
+            yield micro_batch, each // micro_batch
+
+
+def _schedules(request: Request, pp: int, m: int, blocks: int) -> Iterator[tuple[str, int]]:
+    if request.allows("virtual_stages", 1):
+        one = request.fixed.get("schedule", "1f1b" if m >= pp else "gpipe")
+        if one in ("1f1b", "gpipe") and (one == "gpipe" or m >= pp) and one not in request.forbidden:
+            yield str(one), 1
+    if pp > 1 and m % pp == 0 and request.allows("schedule", "interleaved") and "interleaved" not in request.forbidden:
+        for v in range(2, blocks // pp + 1):
+            if request.allows("virtual_stages", v):
+                yield "interleaved", v
+
+
+def _zeros(request: Request, dp: int) -> Iterator[int]:
+    for zero in range(4):
+        if (zero == 0 or dp > 1) and request.allows("zero", zero) and not (zero > 0 and "zero" in request.forbidden):
+            yield zero
+
+
+def _why_none(request: Request, devices: int, blocks: int, tps: tuple[int, ...]) -> str:
+    """The conflicting set: the fixed choices with the rule that they break."""
+    fixed = {key: value for key, value in request.fixed.items() if isinstance(value, int)}
+    tp, pp = fixed.get("tp", 1), fixed.get("pp", 1)
+    said = ", ".join(f"{key}={value}" for key, value in request.fixed.items()) or "nothing fixed"
+    if "tp" in fixed and tp not in tps:
+        return f"tp({tp}) does not divide the model's heads, feed-forward or vocabulary evenly; possible: {list(tps)}"
+    if devices % (tp * pp):
+        return f"pp({pp}) * tp({tp}) = {pp * tp} does not divide the {devices} devices"
+    dp = fixed.get("dp", devices // (tp * pp))
+    choices = Choices(
+        devices=devices,
+        global_batch=request.global_batch,
+        blocks=blocks,
+        pp=pp if "pp" in fixed else max(1, devices // (tp * dp)),
+        dp=dp,
+        tp=tp,
+        micro_batch=fixed.get("micro_batch", 1),
+        schedule=str(request.fixed.get("schedule", "1f1b")),
+        virtual_stages=fixed.get("virtual_stages", 2 if request.fixed.get("schedule") == "interleaved" else 1),
+        zero=fixed.get("zero", 0),
+    )
+    broken = next(problems(choices), None)
+    if broken is None:
+        broken = f"global_batch({request.global_batch}) cannot be shared evenly over the dp that remains of {devices} devices"
+    return f"no configuration is left ({said}): {broken}"

@@ -1,0 +1,209 @@
+"""L2: which blocks each stage holds.
+
+    step = (m - 1/v) max_i W_i + (1/v) sum_i W_i + max_i E_i + 2 (p - 1) s
+
+W_i: seconds of stage i per micro-batch (forward, backward, recompute, exposed collectives; all its chunks, embedding and
+head included); E_i: once a step (exposed gradient reduction and parameter gather, optimizer); s: a send; m micro-batches,
+v chunks per stage. For equal stages this is the closed form of 1F1B and of the interleaved schedule (Narayanan et al.,
+arXiv 2104.04473).
+
+`solve_equal`: blocks of one class: the pattern ILP, y[i, k] = 1 where stage i takes k blocks. `solve_any`: contiguous intervals of
+unlike blocks: an exact search over thresholds on W and E with a dynamic programme inside. Both minimise exactly `step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pulp
+
+from autopar.planner.solver import solve
+
+
+@dataclass(frozen=True)
+class StageChoice:
+    """A stage with given blocks: seconds per micro-batch, seconds per step, extra seconds of its recompute mix, and the mix."""
+
+    work: float
+    once: float
+    mix: tuple[tuple[str, tuple[int, ...]], ...]
+    """Class -> how many of its blocks take each entry of the class's menu."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Blocks per stage in order, and the step they take."""
+
+    counts: tuple[int, ...]
+    step_seconds: float
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The numbers of a configuration that the objective needs."""
+
+    stages: int
+    micro_batches: int
+    virtual_stages: int
+    send_seconds: float
+
+    def step_seconds(self, works: Sequence[float], onces: Sequence[float]) -> float:
+        """The objective."""
+        v = self.virtual_stages
+        return (
+            (self.micro_batches - 1 / v) * max(works)
+            + sum(works) / v
+            + max(onces)
+            + 2 * (self.stages - 1) * self.send_seconds
+        )
+
+    def most_work(self, limit: float, least_total: float) -> float:
+        """W beyond which no stage may go if the step is to stay below `limit`; `least_total` bounds sum W from below."""
+        v = self.virtual_stages
+        free = limit - least_total / v - 2 * (self.stages - 1) * self.send_seconds
+        return free / (self.micro_batches - 1 / v) if self.micro_batches > 1 / v else float("inf")
+
+
+def solve_equal(
+    pipeline: Pipeline, blocks: int, choice: Callable[[int, int], StageChoice | None], most_work: float, step: int = 1
+) -> Answer | None:
+    """Counts per stage for `blocks` equal blocks, each a multiple of `step`; None where no stage assignment fits.
+
+    `choice(stage, k)` is None where k blocks do not fit the stage. `most_work` cuts stages that could not win.
+    """
+    table = _columns(pipeline.stages, blocks, choice, most_work, step)
+    if table is None:
+        return None
+    if pipeline.stages == 1:
+        return (
+            Answer((blocks,), pipeline.step_seconds([table[0][blocks].work], [table[0][blocks].once]))
+            if blocks in table[0]
+            else None
+        )
+    problem = pulp.LpProblem("stages", pulp.LpMinimize)
+    slowest, latest = pulp.LpVariable("slowest", lowBound=0), pulp.LpVariable("latest", lowBound=0)
+    take = {(i, k): pulp.LpVariable(f"y_{i}_{k}", cat="Binary") for i, column in enumerate(table) for k in column}
+    v = pipeline.virtual_stages
+    objective = [(take[i, k], table[i][k].work / v) for i, k in take]
+    problem += pulp.LpAffineExpression([*objective, (slowest, pipeline.micro_batches - 1 / v), (latest, 1)])
+    for i, column in enumerate(table):
+        problem += pulp.LpAffineExpression([(take[i, k], 1) for k in column]) == 1
+        problem += pulp.LpAffineExpression([(take[i, k], column[k].work) for k in column]) <= slowest
+        problem += pulp.LpAffineExpression([(take[i, k], column[k].once) for k in column]) <= latest
+    problem += pulp.LpAffineExpression([(take[i, k], k) for i, k in take]) == blocks
+    if solve(problem).status != "optimal":
+        return None
+    counts = tuple(max(column, key=lambda k: take[i, k].value() or 0.0) for i, column in enumerate(table))
+    # Solvers read and write a few digits: the step is worked out again from the table.
+    chosen = [table[i][k] for i, k in enumerate(counts)]
+    return Answer(counts, pipeline.step_seconds([c.work for c in chosen], [c.once for c in chosen]))
+
+
+def _columns(
+    stages: int, blocks: int, choice: Callable[[int, int], StageChoice | None], most_work: float, step: int
+) -> list[dict[int, StageChoice]] | None:
+    """Per stage, k -> choice; work grows with k, so a stage's list ends at the first that is too slow or too large."""
+    table = []
+    for stage in range(stages):
+        column: dict[int, StageChoice] = {}
+        for k in range(step, blocks - step * (stages - 1) + 1, step):
+            found = choice(stage, k)
+            if found is None or found.work > most_work:
+                break
+            column[k] = found
+        if not column:
+            return None
+        table.append(column)
+    return table
+
+
+def solve_any(
+    pipeline: Pipeline, blocks: int, choice: Callable[[int, int, int], StageChoice | None], most_work: float
+) -> Answer | None:
+    """Counts per stage for a sequence of unlike blocks; ``choice(stage, first, end)`` holds blocks first..end-1."""
+    p = pipeline.stages
+    works = np.full((p, blocks + 1, blocks + 1), np.inf)
+    onces = np.full_like(works, np.inf)
+    for stage in range(p):
+        for first in range(stage, blocks - (p - 1 - stage)):
+            if stage == 0 and first:
+                break
+            for end in range(first + 1, blocks - (p - 1 - stage) + 1):
+                found = choice(stage, first, end)
+                if found is None or found.work > most_work:
+                    break
+                works[stage, first, end], onces[stage, first, end] = found.work, found.once
+    return _search_thresholds(pipeline, works, onces)
+
+
+def _search_thresholds(pipeline: Pipeline, works: np.ndarray, onces: np.ndarray) -> Answer | None:
+    """Exact: of the answers whose largest E is at most e, the best in W and sum; then a smaller e, until none can win."""
+    best: Answer | None = None
+    limit = np.inf
+    while True:
+        allowed = np.where(onces <= limit, works, np.inf)
+        found = _best_work(pipeline, allowed)
+        if found is None:
+            return best
+        path, value = found
+        latest = max(onces[i, a, b] for i, (a, b) in enumerate(path))
+        step = value + latest + 2 * (pipeline.stages - 1) * pipeline.send_seconds
+        if best is None or step < best.step_seconds:
+            best = Answer(tuple(b - a for a, b in path), step)
+        smaller = onces[(onces < latest) & np.isfinite(onces)]
+        if (
+            not smaller.size
+            or value + smaller.min() + 2 * (pipeline.stages - 1) * pipeline.send_seconds >= best.step_seconds
+        ):
+            return best
+        limit = smaller.max()
+
+
+def _best_work(pipeline: Pipeline, works: np.ndarray) -> tuple[list[tuple[int, int]], float] | None:
+    """Least ``(m - 1/v) max W + sum W / v``: thresholds on max W in rising order, until the sum cannot make up for them."""
+    v, m = pipeline.virtual_stages, pipeline.micro_batches
+    least = _path(works, np.inf)
+    if least is None:
+        return None
+    values = np.unique(works[np.isfinite(works)])
+    low, high = 0, len(values) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _path(works, values[middle]) is None:
+            low = middle + 1
+        else:
+            high = middle
+    best: tuple[list[tuple[int, int]], float] | None = None
+    for threshold in values[low:]:
+        if best is not None and (m - 1 / v) * threshold + least[1] / v >= best[1]:
+            break
+        found = _path(works, threshold)
+        assert found is not None
+        path, total = found
+        slowest = max(works[i, a, b] for i, (a, b) in enumerate(path))
+        value = (m - 1 / v) * slowest + total / v
+        if best is None or value < best[1]:
+            best = (path, float(value))
+    return best
+
+
+def _path(works: np.ndarray, threshold: float) -> tuple[list[tuple[int, int]], float] | None:
+    """Least sum of W over contiguous intervals with every W at most the threshold."""
+    stages, size, _ = works.shape
+    cost = np.full(size, np.inf)
+    cost[0] = 0.0
+    back = []
+    for stage in range(stages):
+        total = cost[:, None] + np.where(works[stage] <= threshold, works[stage], np.inf)
+        back.append(np.argmin(total, axis=0))
+        cost = total.min(axis=0)
+    if not np.isfinite(cost[-1]):
+        return None
+    path, end = [], size - 1
+    for stage in reversed(range(stages)):
+        first = int(back[stage][end])
+        path.append((first, end))
+        end = first
+    return path[::-1], float(cost[-1])
