@@ -29,7 +29,7 @@ types: install
 	$(BIN)/mypy
 
 floors: install
-	$(BIN)/lint-imports --config setup.cfg
+	$(BIN)/lint-imports setup.cfg
 
 schemas: install
 	$(BIN)/python docs/schemas/generate.py

@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from autopar.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from autopar.api import capture, explain, plan, simulate
     from autopar.documents import Graph, Plan, Timeline
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
     )
     from hardware_profiles.chip import Chip
     from hardware_profiles.cluster import Cluster
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AutoparError",

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.documents import Graph, Plan, Timeline
-from autopar.errors import PlanMismatch
+from autopar.errors import NoPlanFits, PlanMismatch, RequestError
 from hardware_profiles.cluster import Cluster
 
 if TYPE_CHECKING:
     from autopar.planner.request import Request
+    from autopar.runtime.dry_run import DryRun
 
 
 def capture(model: Any, example_inputs: Any = None, *, seq_len: int | None = None, dtype: str = "bf16") -> Graph:
@@ -50,7 +52,6 @@ def plan(
     Raises RequestError for a contradictory request, NoPlanFits when nothing fits, ProfileError, CaptureError.
     """
     from autopar.planner.request import Request
-    from autopar.planner.search import search
 
     machine = load_cluster(cluster)
     graph = model if isinstance(model, Graph) else capture(model, seq_len=seq_len, dtype=dtype)
@@ -67,10 +68,8 @@ def plan(
         time_limit=time_limit,
         memory_margin=memory_margin,
     )
-    found = search(graph, machine, request)
-    if isinstance(model, str | Path) and not is_graph_file(model):
-        found = _dry_run(found, model, graph, machine, request)
-    return with_simulated_figures(found)
+    runnable = model if isinstance(model, str | Path) and not is_graph_file(model) else None
+    return with_simulated_figures(_search_with_dry_run(graph, machine, request, runnable))
 
 
 def simulate(plan: Plan, *, slow: Mapping[int, float] | None = None) -> Timeline:
@@ -148,5 +147,43 @@ def is_graph_file(spec: str | Path) -> bool:
         return '"autopar-graph/' in stream.read(4096)
 
 
-def _dry_run(found: Plan, model: str | Path, graph: Graph, cluster: Cluster, request: Request) -> Plan:
-    return found
+def dry_run(plan: Plan, model: str | Path) -> DryRun:
+    """Whether the model's own code accepts the plan's local shapes: one training step on meta, no process group."""
+    from autopar.runtime.dry_run import dry_run as rehearse
+    from autopar.tracer import rehearsal
+
+    module, step = rehearsal(model, plan.workload.seq_len, plan.workload.dtype)
+    return rehearse(module, step, plan)
+
+
+def _search_with_dry_run(graph: Graph, machine: Cluster, request: Request, model: str | Path | None) -> Plan:
+    """Plan; where the model's code refuses the plan's local shapes, plan again without that tp degree and sp."""
+    from autopar.planner.search import search
+
+    refused: dict[tuple[int, bool], str] = {}
+    while True:
+        try:
+            found = search(graph, machine, request.without(tuple(refused)))
+        except (RequestError, NoPlanFits) as error:
+            if not refused:
+                raise
+            raise type(error)("\n".join([str(error), *refused.values()])) from None
+        if model is None:
+            return found
+        result = dry_run(found, model)
+        if result.passed:
+            return _passed(found, result, refused)
+        reason = f"the model's code does not accept the plan's local shapes (tp={found.mesh.tp}): {result.reason}"
+        if found.mesh.tp == 1:
+            raise PlanMismatch(reason)
+        if result.in_loss and request.loss_parallel:
+            request = replace(request, loss_parallel=False)
+        else:
+            refused[found.mesh.tp, bool(found.options["sp"])] = reason
+
+
+def _passed(plan: Plan, result: DryRun, refused: Mapping[tuple[int, bool], str]) -> Plan:
+    """The plan with what the dry run found."""
+    options = plan.options | ({"local_attributes": ",".join(result.patches)} if result.patches else {})
+    notes = tuple(f"tp={tp} sp={int(sp)} is left out: {reason}" for (tp, sp), reason in refused.items())
+    return plan.model_copy(update={"dry_run": "passed", "options": options, "notes": (*plan.notes, *notes)})

@@ -54,7 +54,7 @@ def collective_seconds(kind: Kind, bytes_: ArrayLike, group: Group, chip: Chip) 
     size = np.asarray(bytes_, dtype=np.float64)
     if group.size <= 1:
         return plain(size * 0.0)
-    curve = _measured(kind, group, group.curves)
+    curve = _measured(kind, group, group.curves) or _measured(kind, group, _chip_curves(kind, group, chip))
     if curve is not None:
         seconds = curve_seconds(curve, size)
     elif group.intra_kind == "shared_memory":

@@ -26,20 +26,17 @@ class Attention(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.heads, self.dropout = config.heads, config.dropout
+        self.head_dim, self.dropout = config.hidden // config.heads, config.dropout
         self.qkv = nn.Linear(config.hidden, 3 * config.hidden)
         self.out = nn.Linear(config.hidden, config.hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, seq, hidden) -> the same."""
-        batch, seq, hidden = x.shape
-        q, k, v = (
-            part.view(batch, seq, self.heads, hidden // self.heads).transpose(1, 2)
-            for part in self.qkv(x).split(hidden, dim=-1)
-        )
+        batch, seq, _ = x.shape
+        q, k, v = (part.view(batch, seq, -1, self.head_dim).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
         dropout = self.dropout if self.training else 0.0
         out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        return self.out(out.transpose(1, 2).reshape(batch, seq, hidden))
+        return self.out(out.transpose(1, 2).reshape(batch, seq, -1))
 
 
 class Block(nn.Module):

@@ -5,11 +5,11 @@ Files use people's units (GiB, gigabytes per second, teraflops, microseconds); p
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from hardware_profiles.schema import Schema
+from hardware_profiles.schema import Facts, OrText
 
 GIB = 2**30
 DTYPE_NAMES = {
@@ -18,13 +18,19 @@ DTYPE_NAMES = {
     "fp8": "fp8", "float8": "fp8", "fp8-cs": "fp8", "mxfp8": "fp8", "int8": "int8", "nvfp4": "nvfp4", "fp4": "nvfp4",
 }  # fmt: skip
 
+RUNS_AS = {
+    "nvfp4": ("fp8", "bf16", "fp16", "fp32"), "fp8": ("bf16", "fp16", "fp32"), "int8": ("bf16", "fp16", "fp32"),
+    "bf16": ("fp32",), "fp16": ("fp32",), "tf32": ("fp32",), "fp32": ("fp64",), "fp64": (),
+}  # fmt: skip
+"""What takes a dtype's values without loss, narrowest first: bf16 has the exponents of fp32, which fp16 lacks."""
+
 
 def normal_dtype(name: str) -> str:
     """The one name of a dtype: bf16, fp16, fp32, tf32, fp64, fp8, int8, nvfp4. Raises KeyError for an unknown one."""
     return DTYPE_NAMES[name.lower()]
 
 
-class ChipLink(Schema):
+class ChipLink(Facts):
     """The chip's own interconnect ports."""
 
     kind: Literal["nvlink", "xgmi", "pcie", "ici", "other", "none"]
@@ -33,7 +39,7 @@ class ChipLink(Schema):
     """Per device, all ports together, each direction."""
 
 
-class GemmTable(Schema):
+class GemmTable(Facts):
     """Measured GEMM efficiency: fraction of the dense peak by the smallest of m, n, k (log-interpolated)."""
 
     layout: Literal["forward", "dgrad", "wgrad", "any"] = "any"
@@ -43,7 +49,7 @@ class GemmTable(Schema):
     source: str
 
 
-class AttentionTable(Schema):
+class AttentionTable(Facts):
     """Measured attention efficiency: fraction of the dense peak by sequence length (log-interpolated)."""
 
     kernel: Literal["flash", "cudnn", "explicit"] = "flash"
@@ -56,7 +62,7 @@ class AttentionTable(Schema):
     source: str
 
 
-class Curve(Schema):
+class Curve(Facts):
     """A measured collective that replaces the default: seconds by full-buffer bytes, for `ranks` ranks on `nodes` nodes."""
 
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
@@ -67,7 +73,7 @@ class Curve(Schema):
     source: str = ""
 
 
-class LinkCurves(Schema):
+class LinkCurves(Facts):
     """Collectives measured between chips of this kind on one node's links of a given bandwidth."""
 
     gigabytes_per_second: float = Field(gt=0)
@@ -76,7 +82,7 @@ class LinkCurves(Schema):
     source: str
 
 
-class Efficiency(Schema):
+class Efficiency(Facts):
     """Fractions of peak that kernels reach. Empty tables fall back to the generic ones of `cost_models.compute`."""
 
     gemm: tuple[GemmTable, ...] = ()
@@ -93,7 +99,7 @@ class Efficiency(Schema):
     source: str = ""
 
 
-class OverlapSlowdown(Schema):
+class OverlapSlowdown(Facts):
     """How many times slower compute runs beside a concurrent collective."""
 
     gemm: float = Field(default=1.1, ge=1)
@@ -102,14 +108,14 @@ class OverlapSlowdown(Schema):
     source: str = ""
 
 
-class Power(Schema):
+class Power(Facts):
     """Device power in watts."""
 
     idle: float = Field(ge=0)
     max: float = Field(gt=0)
 
 
-class CommunicatorMemory(Schema):
+class CommunicatorMemory(Facts):
     """GiB a process group's buffers take on a device: the first one, each further one, the first all-to-all."""
 
     first: float = Field(default=1.0, ge=0)
@@ -117,7 +123,7 @@ class CommunicatorMemory(Schema):
     all_to_all: float = Field(default=0.0, ge=0)
 
 
-class Chip(Schema):
+class Chip(Facts):
     """One device."""
 
     name: str
@@ -137,7 +143,7 @@ class Chip(Schema):
     power_watts: Power | None = None
     context_gib: float = Field(default=0.5, ge=0)
     communicator_gib: CommunicatorMemory = CommunicatorMemory()
-    efficiency: Efficiency = Efficiency()
+    efficiency: Annotated[Efficiency, OrText("name of built-in tables, such as ampere")] = Efficiency()
     overlap_slowdown: OverlapSlowdown = OverlapSlowdown()
     residuals: dict[str, float] = {}
     """Relative standard deviation of prediction errors by cost term (compute, collective, ...), for intervals."""
@@ -172,14 +178,12 @@ class Chip(Schema):
         return self.host_us * 1e-6
 
     def peak_flops(self, dtype: str) -> float:
-        """Dense peak FLOP/s of a dtype; one the chip lacks runs at the next wider one it has (fp8, bf16, fp16, fp32).
+        """Dense peak FLOP/s of a dtype; one that the chip lacks runs as the first of `RUNS_AS` that it has.
 
         Raises KeyError for an unknown dtype name.
         """
-        order = ["nvfp4", "fp8", "int8", "bf16", "fp16", "tf32", "fp32", "fp64"]
-        for name in order[order.index(normal_dtype(dtype)) :]:
-            if name == "tf32" and normal_dtype(dtype) == "fp32":
-                continue
-            if name in self.teraflops:
-                return self.teraflops[name] * 1e12
+        name = normal_dtype(dtype)
+        for wider in (name, *RUNS_AS[name]):
+            if wider in self.teraflops:
+                return self.teraflops[wider] * 1e12
         return min(self.teraflops.values()) * 1e12

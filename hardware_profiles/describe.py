@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 from hardware_profiles.chip import Chip
 from hardware_profiles.cluster import Cluster
 from hardware_profiles.errors import ProfileError
+from hardware_profiles.pages import chip_page, cluster_page
 from hardware_profiles.profile import chip_names, cluster_names, load_chip, load_cluster
 from hardware_profiles.schema import did_you_mean
-
-LEFT_OUT = ("efficiency", "overlap_slowdown", "residuals")
 
 
 def describe_all() -> str:
@@ -26,20 +25,16 @@ def describe_all() -> str:
 
 def describe_one(name: str) -> str:
     """Every figure of a cluster or chip, with its source. Raises ProfileError for an unknown name."""
-    stem = name.removesuffix(".yaml")
-    if stem in chip_names():
-        return "\n".join(_lines(load_chip(stem).model_dump(exclude=set(LEFT_OUT), exclude_none=True)))
-    try:
-        cluster = load_cluster(name)
-    except ProfileError:
-        known = [*cluster_names(), *chip_names()]
-        if "/" in name or "\\" in name:
-            raise
+    if name.removesuffix(".yaml") in chip_names():
+        return "\n".join(chip_page(load_chip(name)))
+    known = [*cluster_names(), *chip_names()]
+    if name.removesuffix(".yaml") not in known and not Path(name).exists() and len(Path(name).parts) <= 1:
         raise ProfileError(
             f"no cluster or chip named '{name}'{did_you_mean(name, known)}; `autopar profiles` lists them"
-        ) from None
-    shown = cluster.model_dump(exclude_none=True, exclude={"node_groups": {"__all__": {"chip": set(LEFT_OUT)}}})
-    return "\n".join(_lines(shown))
+        )
+    cluster = load_cluster(name)
+    chips = {group.chip.name: group.chip for group in cluster.node_groups}
+    return "\n".join([*cluster_page(cluster), *(line for chip in chips.values() for line in ["", *chip_page(chip)])])
 
 
 def _cluster_row(cluster: Cluster) -> list[str]:
@@ -72,14 +67,3 @@ def _table(head: list[str], rows: list[list[str]]) -> list[str]:
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in [head, *rows]
     ]
-
-
-def _lines(value: Any, indent: str = "") -> list[str]:
-    """Nested figures as indented lines."""
-    lines: list[str] = []
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-        if isinstance(item, dict) or (isinstance(item, list | tuple) and item and isinstance(item[0], dict)):
-            lines += [f"{indent}{key}:", *_lines(item, indent + "  ")]
-        elif item not in ({}, (), []):
-            lines.append(f"{indent}{key}: {item}")
-    return lines

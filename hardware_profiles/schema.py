@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, ValidationInfo, field_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+NUMBERS = (int, float, int | None, float | None)
 
 
 class Schema(BaseModel):
@@ -15,16 +20,50 @@ class Schema(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Facts(Schema):
+    """A record that people write by hand: numbers are finite, and ``true`` is not 1."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        given = value.values() if annotation == dict[str, float] and isinstance(value, dict) else (value,)
+        if annotation in (*NUMBERS, dict[str, float]) and any(isinstance(item, bool) for item in given):
+            raise ValueError("must be a number, not true or false")
+        return value
+
+
+class OrText:
+    """Marks a field that a file may fill by a name: only its JSON Schema shows it, for the loader puts the record there."""
+
+    def __init__(self, meaning: str) -> None:
+        self.meaning = meaning
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Either the name or what the model itself asks for."""
+        return {"anyOf": [{"type": "string", "description": self.meaning}, handler(core)]}
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_SHORT.maxlevel = 3
+
+
 def did_you_mean(given: str, allowed: Iterable[str]) -> str:
     """``" (did you mean 'x'?)"`` for a near miss, else the empty string."""
     close = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 
-def readable(error: ValidationError, model: type[BaseModel], most: int = 5) -> str:
-    """A pydantic error in plain words: one line per field with what was given and what is allowed."""
+def readable(error: ValidationError, model: type[BaseModel], most: int = 5, within: str = "") -> str:
+    """A pydantic error in plain words: one line per field with what was given and what is allowed.
+
+    `within` is the path of the model in its document.
+    """
     problems = error.errors()
-    lines = [_problem(problem, model) for problem in problems[:most]]
+    lines = [f"{within}.{line}" if within else line for line in (_problem(item, model) for item in problems[:most])]
     if len(problems) > most:
         lines.append(f"and {len(problems) - most} more")
     return "\n".join(lines)
@@ -33,7 +72,7 @@ def readable(error: ValidationError, model: type[BaseModel], most: int = 5) -> s
 def _problem(problem: Any, model: type[BaseModel]) -> str:
     path = [str(part) for part in problem["loc"]]
     field = ".".join(path) or "the document"
-    given = repr(problem.get("input"))
+    given = _SHORT.repr(problem.get("input"))
     given = given if len(given) <= 60 else given[:57] + "..."
     if problem["type"] == "extra_forbidden":
         owner = _model_at(model, problem["loc"][:-1])

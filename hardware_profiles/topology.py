@@ -1,29 +1,35 @@
 """What a group of devices sees of the cluster: bandwidth and latency, for any set of ranks.
 
 Two ways to the same figures. `Topology.graph` is the cluster as a networkx graph: devices, switches, network ports,
-leaves and spine with the bandwidth of every edge. `Topology.group` answers for a group from counts alone, so that a
-group of 16,384 costs little; tests hold it against the graph.
+leaves and spine with the bandwidth of every edge. `Topology.group` answers from counts alone, so that a group of 16,384
+costs little; tests load the graph's edges with every ring of every replica and compare.
 
-A network port is shared by the devices of its node when all replicas of an axis run at once: per device
-``count * port / devices``. Of `k` members below one leaf, neighbours in a ring leave it once, so an oversubscription `o`
-slows the group by ``max(1, o / k)``.
+A *unit* is a node, or all nodes below one NVLink switch (`nvlink_domain`). All replicas of an axis run at once, so
+
+    a device's share of its node's ports     p = count * port / devices                           (`port_share`)
+    a ring leaves a unit through the ports of its g members there, so the narrowest unit sets g p
+    below one leaf lie u units of a group: only one exit of the ring passes the uplinks, which hold 1/o of the ports of
+    a full leaf, so with a fraction f of its nodes in use it is slowed by max(1, o f / u)         (`_uplink_slowdown`)
+    of k members below one PCIe switch, one passes the path to the host that s devices share: max(1, s / k)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from math import gcd, lcm
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hardware_profiles.cluster import Cluster, Curve, Group, NodeGroup
 from hardware_profiles.errors import ProfileError
+from hardware_profiles.inside import inside_a_node
 
 if TYPE_CHECKING:
     import networkx
 
-POSITIONS_TRIED = 16
-PCIE_BESIDE_NVLINK_BYTES_PER_SECOND = 12e9
-"""Two devices without a link between them talk through the host."""
+UNIFORM = ("nvswitch", "shared_memory")
+"""Inside a node of these kinds every device sees the same."""
 
 
 class Place(NamedTuple):
@@ -34,14 +40,30 @@ class Place(NamedTuple):
     local: int
 
 
+class Unit(NamedTuple):
+    """A node, or the nodes below one NVLink switch: node group, and number counted over all groups."""
+
+    group: int
+    number: int
+
+
+Members = Mapping[Unit, Sequence[int]]
+"""Unit -> the numbers that a group's devices have in it."""
+
+
 class Topology:
-    """Answers for sets of devices; uses the first `devices` of the cluster, whole nodes first, in listed order."""
+    """Answers for sets of devices; uses the first `devices` of the cluster, whole nodes first, in listed order.
+
+    Raises ProfileError where the cluster has fewer.
+    """
 
     def __init__(self, cluster: Cluster, devices: int | None = None) -> None:
         self.cluster = cluster
-        self.devices = devices or cluster.devices
-        if self.devices > cluster.devices:
-            raise ProfileError(f"{self.devices} devices wanted, but {cluster.name} has {cluster.devices}")
+        self.devices = cluster.devices if devices is None else devices
+        if not 1 <= self.devices <= cluster.devices:
+            raise ProfileError(f"{self.devices} devices wanted, but {cluster.name} has 1 to {cluster.devices}")
+        domain = cluster.fabric.nodes_per_domain if cluster.fabric.kind == "nvlink_domain" else None
+        self.nodes_per_unit = domain or 1
         self._strided: dict[tuple[int, int], Group] = {}
         self._starts: list[tuple[int, int]] = []
         first = node = 0
@@ -49,121 +71,164 @@ class Topology:
             self._starts.append((first, node))
             first += group.devices
             node += group.nodes - group.spare
+        self.nodes = self.place(self.devices - 1).node + 1
+
+    @property
+    def devices_in_reach(self) -> int:
+        """Devices that reach each other without the network: of one node, or of one NVLink domain."""
+        per_node = min(group.devices_per_node for group in self.cluster.node_groups)
+        return min(per_node * self.nodes_per_unit, self.devices)
 
     def place(self, device: int) -> Place:
         """Where a device is. Raises IndexError outside the cluster."""
         if not 0 <= device < self.cluster.devices:
-            raise IndexError(device)
+            raise IndexError(f"device {device} of {self.cluster.devices}")
         number = max(i for i, (first, _) in enumerate(self._starts) if first <= device)
         first, node = self._starts[number]
         per_node = self.cluster.node_groups[number].devices_per_node
         return Place(number, node + (device - first) // per_node, (device - first) % per_node)
 
     def strided(self, size: int, stride: int) -> Group:
-        """The group {0, stride, 2 stride, ...} of `size` devices, where it lies worst, all its replicas running at once."""
+        """The group {0, stride, 2 stride, ...} of `size` devices, where it lies worst, all its replicas running at once.
+
+        Rank r's replica starts at r - r % (size * stride) + r % stride, as in a mesh of ranks in row-major order. Raises
+        ProfileError where the devices do not hold one.
+        """
+        if size < 1 or stride < 1 or (size - 1) * stride >= self.devices:
+            raise ProfileError(
+                f"{size} devices {stride} apart need {(max(size, 1) - 1) * stride + 1}, but there are {self.devices}"
+            )
         key = (size, stride)
         if key not in self._strided:
-            span = size * stride
-            groups = max(1, self.devices // span) if span else 1
-            bases = [block * span + offset for block in range(groups) for offset in range(stride)]
-            step = max(1, len(bases) // POSITIONS_TRIED)
-            tried = [self.group(range(base, base + span, stride)) for base in self._distinct(bases[::step])]
-            self._strided[key] = max(tried, key=_slowness)
+            bases = self._unlike_bases(size, stride)
+            replicas = [self.group(range(base, base + size * stride, stride)) for base in bases]
+            self._strided[key] = max(replicas, key=_slowness)
         return self._strided[key]
 
-    def _distinct(self, bases: list[int]) -> list[int]:
-        """Bases that lie differently in their node: of equal nodes one stands for all."""
-        if len(self.cluster.node_groups) > 1:
-            return bases
-        per_node = self.cluster.node_groups[0].devices_per_node
-        per_leaf = per_node * (self.cluster.fabric.nodes_per_leaf or 1)
-        period = per_leaf if self.cluster.fabric.nodes_per_leaf else per_node
-        return list({base % period: base for base in reversed(bases)}.values())
+    def _unlike_bases(self, size: int, stride: int) -> Iterable[int]:
+        """First devices of the replicas that may see different things: of those placed alike in equal nodes, one."""
+        span, groups = size * stride, self.cluster.node_groups
+        blocks = max(1, self.devices // span)
+        offsets: Iterable[int] = range(min(stride, self.devices - (size - 1) * stride))
+        if len(groups) > 1:
+            return [block * span + offset for block in range(blocks) for offset in offsets]
+        unit = groups[0].devices_per_node * self.nodes_per_unit
+        leaf = groups[0].devices_per_node * (self.cluster.fabric.nodes_per_leaf or 1)
+        if groups[0].intra.kind in UNIFORM:
+            if unit % span == 0 or (
+                span % unit == 0 and leaf % span == 0 and (stride % unit == 0 or unit % stride == 0)
+            ):
+                return [0]
+            if stride % unit == 0:
+                offsets = range(0, stride, unit)
+            elif unit % stride == 0 and span % unit == 0:
+                offsets = [0]
+        period = lcm(unit, leaf)
+        blocks = min(blocks, period // gcd(span, period))
+        unlike: dict[int, int] = {}
+        for block in range(blocks):
+            for offset in offsets:
+                unlike.setdefault((block * span + offset) % period, block * span + offset)
+        return unlike.values()
 
     def point_to_point(self, first: int, second: int) -> Group:
         """The two devices of a send."""
         return self.group((first, second))
 
     def group(self, ranks: Sequence[int]) -> Group:
-        """What a collective over these devices sees."""
-        by_node = self._by_domain(ranks)
-        kinds = [self.cluster.node_groups[number] for number in {group for group, _ in by_node}]
-        ranks_per_node = max(len(members) for members in by_node.values())
-        common: dict[str, Any] = {
+        """What a collective over these devices sees, in any order. Raises IndexError outside the cluster."""
+        members = self._members(ranks)
+        groups = [self.cluster.node_groups[number] for number in sorted({unit.group for unit in members})]
+        most = max(len(devices) for devices in members.values())
+        seen: dict[str, Any] = {
             "size": len(ranks),
-            "nodes": len(by_node),
-            "ranks_per_node": ranks_per_node,
-            "chip": kinds[0].chip.name,
-            "curves": self._curves(len(ranks), len(by_node)),
+            "nodes": len(members),
+            "ranks_per_node": most,
+            "chip": min(groups, key=_chip_speed).chip.name,
+            "curves": self._curves(len(ranks), len(members)),
         }
-        if ranks_per_node > 1:
-            common |= self._intra({(group, *members) for (group, _), members in by_node.items() if len(members) > 1})
-        if len(by_node) > 1:
-            common |= self._inter(kinds, by_node)
-        return Group.model_construct(**common)
+        if most > 1:
+            seen |= self._intra(members)
+        if len(members) > 1:
+            seen |= self._inter(groups, members, most)
+        return Group.model_construct(**seen)
 
-    def _by_domain(self, ranks: Sequence[int]) -> dict[tuple[int, int], list[int]]:
-        """(node group, node) -> the devices' numbers in it; nodes that share one NVLink switch count as one."""
-        per_domain = self.cluster.fabric.nodes_per_domain if self.cluster.fabric.kind == "nvlink_domain" else None
-        found: dict[tuple[int, int], list[int]] = {}
+    def _members(self, ranks: Sequence[int]) -> Members:
+        ends = (ranks[0], ranks[-1]) if isinstance(ranks, range) and ranks else ranks
+        if not ends or min(ends) < 0 or max(ends) >= self.cluster.devices:
+            raise IndexError(f"ranks {ranks} of {self.cluster.devices} devices")
         if len(self.cluster.node_groups) == 1:
-            per_node = self.cluster.node_groups[0].devices_per_node * (per_domain or 1)
-            for rank in ranks:
-                found.setdefault((0, rank // per_node), []).append(rank % per_node)
-            return found
+            return self._members_alike(ranks)
+        found: dict[Unit, list[int]] = {}
         for rank in ranks:
             place = self.place(rank)
-            found.setdefault((place.group, place.node // (per_domain or 1)), []).append(place.local)
+            per_node = self.cluster.node_groups[place.group].devices_per_node
+            number, inside = divmod(place.node, self.nodes_per_unit)
+            found.setdefault(Unit(place.group, number), []).append(inside * per_node + place.local)
+        return found
+
+    def _members_alike(self, ranks: Sequence[int]) -> Members:
+        per_unit = self.cluster.node_groups[0].devices_per_node * self.nodes_per_unit
+        if isinstance(ranks, range) and 0 < ranks.step < per_unit:
+            return _slices(ranks, per_unit)
+        found: dict[Unit, list[int]] = {}
+        for rank in ranks:
+            found.setdefault(Unit(0, rank // per_unit), []).append(rank % per_unit)
         return found
 
     def _curves(self, size: int, nodes: int) -> tuple[Curve, ...]:
         return tuple(curve for curve in self.cluster.curves if curve.ranks == size and curve.nodes == nodes)
 
-    def _intra(self, sets: set[tuple[int, ...]]) -> dict[str, Any]:
-        """`sets`: (node group, devices in one node), each kind once."""
-        slowest = min(sorted(sets), key=self._intra_bytes_per_second)
-        intra = self.cluster.node_groups[slowest[0]].intra
-        return {
-            "intra_kind": intra.kind,
-            "intra_bytes_per_second": self._intra_bytes_per_second(slowest),
-            "intra_latency_seconds": intra.latency_us * 1e-6,
-            "peer_to_peer": intra.peer_to_peer,
-        }
+    def _intra(self, members: Members) -> dict[str, Any]:
+        """The slowest unit that holds several; equal ones are looked at once."""
+        unlike = {(unit.group, *devices) for unit, devices in members.items() if len(devices) > 1}
+        links = [inside_a_node(self.cluster.node_groups[number], devices) for number, *devices in sorted(unlike)]
+        return min(links, key=lambda link: link.intra_bytes_per_second)._asdict()
 
-    def _intra_bytes_per_second(self, members: tuple[int, ...]) -> float:
-        group, devices = self.cluster.node_groups[members[0]], members[1:]
-        full = group.intra.gigabytes_per_second * 1e9
-        match group.intra.kind:
-            case "nvlink_mesh":
-                return _mesh_bytes_per_second(group, devices) or PCIE_BESIDE_NVLINK_BYTES_PER_SECOND
-            case "xgmi":
-                # Links go to single peers: a part of the node uses its part of them.
-                return full * (len(devices) - 1) / max(1, group.devices_per_node - 1)
-            case "pcie":
-                crosses = not group.intra.peer_to_peer or not _below_one_switch(group, devices)
-                return full / (group.intra.host_bridge_shared_by if crosses else 1)
-            case _:
-                return full
-
-    def _inter(self, kinds: list[NodeGroup], by_node: dict[tuple[int, int], list[int]]) -> dict[str, Any]:
+    def _inter(self, groups: Sequence[NodeGroup], members: Members, most: int) -> dict[str, Any]:
+        ports = min(
+            len(devices) * port_share(self.cluster.node_groups[unit.group]) for unit, devices in members.items()
+        )
+        slowest = min(groups, key=port_share)
+        assert slowest.nics is not None  # a cluster of several nodes has them: `hardware_profiles.checks`
+        slowdown, hops = self._uplink_slowdown(members, groups)
         fabric = self.cluster.fabric
-        slowest = min(kinds, key=nic_bytes_per_second_per_device)
-        assert slowest.nics is not None
-        leaves: dict[int, int] = {}
-        for (_, node), members in by_node.items():
-            leaf = node // (fabric.nodes_per_leaf or len(by_node) + node + 1)
-            leaves[leaf] = leaves.get(leaf, 0) + len(members)
-        slowdown, hops = 1.0, 1
-        if len(leaves) > 1:
-            fewest = min(leaves.values())
-            slowdown = max(1.0, fabric.leaf_oversubscription * fabric.spine_oversubscription / fewest)
-            hops = 3
         return {
             "inter_kind": slowest.nics.kind,
-            "inter_bytes_per_second": nic_bytes_per_second_per_device(slowest) / slowdown,
+            "inter_bytes_per_second": ports / most / slowdown,
             "inter_latency_seconds": (slowest.nics.latency_us + hops * fabric.hop_latency_us) * 1e-6,
             "in_network_reduction": fabric.in_network_reduction,
         }
+
+    def _uplink_slowdown(self, members: Members, groups: Sequence[NodeGroup]) -> tuple[float, int]:
+        """(slowdown, switches passed): one where all lie below one leaf, three where the spine is between them."""
+        fabric = self.cluster.fabric
+        if fabric.nodes_per_leaf is None:
+            return 1.0, 1
+        below = Counter(unit.number * self.nodes_per_unit // fabric.nodes_per_leaf for unit in members)
+        changes_rail = self._changes_rail(members, groups)
+        if len(below) == 1 and not changes_rail:
+            return 1.0, 1
+        oversubscription = fabric.leaf_oversubscription * fabric.spine_oversubscription
+        load = max(self._filled(leaf) / (1 if changes_rail else count) for leaf, count in below.items())
+        return max(1.0, oversubscription * load), 3
+
+    def _filled(self, leaf: int) -> float:
+        """Nodes in use below a leaf, of those that its uplinks are made for."""
+        per_leaf = self.cluster.fabric.nodes_per_leaf or 1
+        return min(per_leaf, self.nodes - leaf * per_leaf) / per_leaf
+
+    def _changes_rail(self, members: Members, groups: Sequence[NodeGroup]) -> bool:
+        """Each rail has leaves of its own. Devices below one NVSwitch hand over to the one on the right rail (NCCL's PXN)."""
+        if self.cluster.fabric.kind != "rail_optimized" or all(group.intra.kind == "nvswitch" for group in groups):
+            return False
+        if not all(group.nics and group.nics.rail_aligned for group in groups):
+            return False
+        rails = {
+            frozenset(rail_of(self.cluster.node_groups[unit.group], local) for local in devices)
+            for unit, devices in members.items()
+        }
+        return len(rails) > 1
 
     @cached_property
     def graph(self) -> networkx.Graph[Any]:
@@ -173,28 +238,36 @@ class Topology:
         return build_graph(self)
 
 
-def nic_bytes_per_second_per_device(group: NodeGroup) -> float:
-    """A device's share of its node's network ports, each direction."""
+def port_share(group: NodeGroup) -> float:
+    """A device's share of its node's network ports, bytes per second each direction; 0 without ports."""
     if group.nics is None:
         return 0.0
     return group.nics.count * group.nics.gigabits_per_second * 1e9 / 8 / group.devices_per_node
 
 
-def _below_one_switch(group: NodeGroup, devices: Sequence[int]) -> bool:
-    parts = group.intra.switch_groups
-    return parts is None or any(set(devices) <= set(part) for part in parts)
+def rail_of(group: NodeGroup, local: int) -> int:
+    """The first port next to a device, which is the rail that it hangs on."""
+    return local * group.nics.count // group.devices_per_node if group.nics else 0
 
 
-def _mesh_bytes_per_second(group: NodeGroup, devices: Sequence[int]) -> float:
-    """Each direction, per device: its links inside the set; 0 where some device has none."""
-    links = group.intra.links
-    assert links is not None
-    fewest = min(sum(links[device][other] for other in devices) for device in devices)
-    return fewest * group.intra.gigabytes_per_second * 1e9
+def _slices(ranks: range, per_unit: int) -> dict[Unit, range]:
+    """The members of each unit of ranks a constant step apart, without a look at each rank."""
+    found: dict[Unit, range] = {}
+    at = 0
+    while at < len(ranks):
+        number, first = divmod(ranks[at], per_unit)
+        count = min(len(ranks) - at, (per_unit - 1 - first) // ranks.step + 1)
+        found[Unit(0, number)] = range(first, first + (count - 1) * ranks.step + 1, ranks.step)
+        at += count
+    return found
 
 
-def _slowness(group: Group) -> tuple[float, float]:
-    """Orders groups of one size by how slow a large collective over them is."""
+def _chip_speed(group: NodeGroup) -> float:
+    return group.chip.peak_flops("bf16")
+
+
+def _slowness(group: Group) -> tuple[float, int, float]:
+    """Orders groups of one size by how slow a ring over them is, then by nodes and latency."""
     inter = 1 / group.inter_bytes_per_second / group.ranks_per_node if group.nodes > 1 else 0.0
     intra = 1 / group.intra_bytes_per_second if group.ranks_per_node > 1 else 0.0
-    return (inter + intra, group.inter_latency_seconds + group.intra_latency_seconds)
+    return max(inter, intra), group.nodes, group.inter_latency_seconds + group.intra_latency_seconds

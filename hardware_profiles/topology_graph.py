@@ -1,95 +1,104 @@
 """The cluster as a networkx graph: devices are integers, everything else is named.
 
-    device -- node switch (NVLink, xGMI, PCIe) or direct link -- device
-    device -- nodeN/nicK -- leafN -- spine -- ...
+    device -- nodeN -- domainD                       the NVLink switch of a node, and of the nodes that share one
+    device -- nodeN/switchS -- nodeN                 PCIe; nodeN is then the host, through which peers meet
+    device -- device                                 links of a mesh
+    device -- nodeN/nicK -- leafL (/railK) -- spine  the network
 
-Bandwidths are those of one edge, each direction. A device's edge to its node's ports carries its own share of them.
+Every edge holds `bytes_per_second` each direction and `seconds` of latency; an edge is as wide as the hardware, so that
+sharing shows as several flows on one edge.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import networkx
 
-from hardware_profiles.cluster import NodeGroup
+from hardware_profiles.cluster import Fabric, Nics, NodeGroup
 
 if TYPE_CHECKING:
     from hardware_profiles.topology import Topology
+
+Edge = tuple[object, object, dict[str, float]]
 
 
 def build_graph(topology: Topology) -> networkx.Graph[Any]:
     """The graph of all devices that the topology uses."""
     graph: networkx.Graph[Any] = networkx.Graph()
-    cluster = topology.cluster
-    nodes: dict[int, list[int]] = {}
-    groups: dict[int, NodeGroup] = {}
-    for device in range(topology.devices):
-        place = topology.place(device)
-        nodes.setdefault(place.node, []).append(device)
-        groups[place.node] = cluster.node_groups[place.group]
-    for node, devices in nodes.items():
-        _add_node(graph, node, devices, groups[node])
-        if cluster.fabric.kind == "nvlink_domain" and cluster.fabric.nodes_per_domain:
-            bandwidth = groups[node].intra.gigabytes_per_second * 1e9 * len(devices)
-            _edge(graph, f"node{node}", f"domain{node // cluster.fabric.nodes_per_domain}", bandwidth, 0.0)
-        if len(nodes) > 1:
-            _add_network(graph, topology, node, devices, groups[node])
+    fabric, nodes = topology.cluster.fabric, list(_nodes(topology))
+    for node, group, devices in nodes:
+        graph.add_edges_from(_inside(node, devices, group))
+        if topology.nodes_per_unit > 1:
+            width = group.intra.gigabytes_per_second * 1e9 * len(devices)
+            graph.add_edges_from([_edge(f"node{node}", f"domain{node // topology.nodes_per_unit}", width, 0.0)])
+        if len(nodes) > 1 and group.nics is not None:
+            graph.add_edges_from(_network(fabric, group.nics, node, devices, group.devices_per_node))
     return graph
 
 
-def path_bytes_per_second(graph: networkx.Graph[Any], first: int, second: int) -> float:
-    """The narrowest edge of the widest path between two devices."""
-    tree = networkx.maximum_spanning_tree(graph, weight="bytes_per_second")
-    path = networkx.shortest_path(tree, first, second)
-    return float(min(graph[a][b]["bytes_per_second"] for a, b in zip(path, path[1:], strict=False)))
+def _nodes(topology: Topology) -> Iterator[tuple[int, NodeGroup, range]]:
+    """Node number, its group, its devices in use."""
+    first = node = 0
+    for group in topology.cluster.node_groups:
+        for _ in range(group.nodes - group.spare):
+            last = min(first + group.devices_per_node, topology.devices)
+            if last > first:
+                yield node, group, range(first, last)
+            first, node = first + group.devices_per_node, node + 1
 
 
-def _add_node(graph: networkx.Graph[Any], node: int, devices: list[int], group: NodeGroup) -> None:
+def _inside(node: int, devices: range, group: NodeGroup) -> Iterator[Edge]:
     intra = group.intra
-    bandwidth, latency = intra.gigabytes_per_second * 1e9, intra.latency_us * 1e-6
-    if intra.kind in ("nvswitch", "shared_memory"):
+    width, latency = intra.gigabytes_per_second * 1e9, intra.latency_us * 1e-6
+    if intra.links is not None or intra.kind == "xgmi":
+        for a, first in enumerate(devices):
+            for b, second in enumerate(devices[:a]):
+                links = intra.links[a][b] if intra.links else 1 / max(1, group.devices_per_node - 1)
+                if links:
+                    yield _edge(first, second, links * width, latency)
+    elif intra.kind == "pcie":
+        yield from _pcie(node, devices, group)
+    else:
         for device in devices:
-            _edge(graph, device, f"node{node}", bandwidth, latency / 2)
-        return
-    if intra.kind == "pcie":
-        bridge = f"node{node}"
-        for local, device in enumerate(devices):
-            switch = _switch_of(group, local)
-            if switch is not None and intra.peer_to_peer:
-                _edge(graph, device, f"{bridge}/switch{switch}", bandwidth, latency / 2)
-                _edge(graph, f"{bridge}/switch{switch}", bridge, bandwidth / intra.host_bridge_shared_by, latency / 2)
-            else:
-                _edge(graph, device, bridge, bandwidth / intra.host_bridge_shared_by, latency / 2)
-        return
-    for a, first in enumerate(devices):
-        for b, second in enumerate(devices[:a]):
-            links = intra.links[a][b] * bandwidth if intra.links else bandwidth / max(1, group.devices_per_node - 1)
-            if links:
-                _edge(graph, first, second, links, latency)
+            yield _edge(device, f"node{node}", width, latency / 2)
 
 
-def _switch_of(group: NodeGroup, local: int) -> int | None:
-    if group.intra.switch_groups is None:
-        return 0 if group.intra.peer_to_peer else None
-    return next(number for number, part in enumerate(group.intra.switch_groups) if local in part)
-
-
-def _add_network(
-    graph: networkx.Graph[Any], topology: Topology, node: int, devices: list[int], group: NodeGroup
-) -> None:
-    fabric, nics = topology.cluster.fabric, group.nics
-    assert nics is not None
-    port = nics.gigabits_per_second * 1e9 / 8
-    leaf = f"leaf{node // fabric.nodes_per_leaf}" if fabric.nodes_per_leaf else "leaf0"
+def _pcie(node: int, devices: range, group: NodeGroup) -> Iterator[Edge]:
+    """Devices hang on switches, switches on the host by a path as wide as one device's."""
+    intra = group.intra
+    width, latency = intra.gigabytes_per_second * 1e9, intra.latency_us * 1e-6
     for local, device in enumerate(devices):
-        nic = f"node{node}/nic{local * nics.count // group.devices_per_node % nics.count}"
-        _edge(graph, device, nic, nics.count * port / group.devices_per_node, 0.0)
-        _edge(graph, nic, leaf, port, nics.latency_us * 1e-6 / 2)
-    per_leaf = (fabric.nodes_per_leaf or 1) * nics.count * port
-    up = per_leaf / fabric.leaf_oversubscription / fabric.spine_oversubscription
-    _edge(graph, leaf, "spine", up, fabric.hop_latency_us * 1e-6)
+        if intra.switch_groups:
+            switch = next(number for number, part in enumerate(intra.switch_groups) if local in part)
+        else:
+            switch = 0 if intra.peer_to_peer else local // intra.host_bridge_shared_by
+        yield _edge(device, f"node{node}/switch{switch}", width, latency / 2)
+        uplink = width * (len(intra.switch_groups[switch]) / intra.host_bridge_shared_by if intra.switch_groups else 1)
+        yield _edge(f"node{node}/switch{switch}", f"node{node}", uplink, latency / 2)
 
 
-def _edge(graph: networkx.Graph[Any], first: object, second: object, bytes_per_second: float, seconds: float) -> None:
-    graph.add_edge(first, second, bytes_per_second=bytes_per_second, seconds=seconds)
+def _network(fabric: Fabric, nics: Nics, node: int, devices: range, per_node: int) -> Iterator[Edge]:
+    port = nics.gigabits_per_second * 1e9 / 8
+    leaf = f"leaf{node // fabric.nodes_per_leaf if fabric.nodes_per_leaf else 0}"
+    rails = fabric.kind == "rail_optimized" and nics.rail_aligned
+    uplink = (fabric.nodes_per_leaf or 1) * port * (1 if rails else nics.count)
+    uplink /= fabric.leaf_oversubscription * fabric.spine_oversubscription
+    for local, device in enumerate(devices):
+        for number in ports_of(local, nics.count, per_node):
+            nic, above = f"node{node}/nic{number}", f"{leaf}/rail{number}" if rails else leaf
+            yield _edge(device, nic, port, 0.0)
+            yield _edge(nic, above, port, nics.latency_us * 1e-6 / 2)
+            if fabric.nodes_per_leaf:
+                yield _edge(above, "spine", uplink, fabric.hop_latency_us * 1e-6)
+
+
+def ports_of(local: int, ports: int, devices: int) -> range:
+    """The node's ports next to one of its devices: at least one, several where there are more ports than devices."""
+    first = local * ports // devices
+    return range(first, max(first + 1, (local + 1) * ports // devices))
+
+
+def _edge(first: object, second: object, bytes_per_second: float, seconds: float) -> Edge:
+    return first, second, {"bytes_per_second": bytes_per_second, "seconds": seconds}

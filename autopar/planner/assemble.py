@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import autopar
 from autopar.documents.plan import (
     PARTS,
     ActionCost,
@@ -27,6 +26,7 @@ from autopar.planner.case import Case, Model
 from autopar.planner.placements import conversions, placements
 from autopar.planner.stages import Answer, StageChoice
 from autopar.pricing import RecomputePrice
+from autopar.version import __version__
 from cost_models.memory import RESERVE_FRACTION, communicator_bytes, context_bytes
 from cost_models.uncertainty import interval
 from hardware_profiles.cluster import Cluster
@@ -46,7 +46,7 @@ def assemble(model: Model, cluster: Cluster, best: Chosen, others: Sequence[Chos
     flops = model.graph.flops("model", request.global_batch, request.seq_len)
     devices = model.topology.devices
     return Plan(
-        autopar_version=autopar.__version__,
+        autopar_version=__version__,
         model=model.graph.model,
         cluster=ClusterRef(name=cluster.name, spec=cluster.name, devices=devices, hash=cluster.hash),
         workload=Workload(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal
 
 from autopar.planner.columns import Column
@@ -167,11 +167,10 @@ class Bills:
     def per_micro_batch(self, forward: float, backward: float, dp: DataParallel) -> float:
         """Seconds of one forward and one backward, with what of the collectives in each does not hide behind it."""
         seconds = forward + backward
-        if dp.gathers == "each_action":
-            seconds += self._exposed(dp.gather, forward) + self._exposed(dp.gather, backward)
-        if dp.reduces == "each_backward":
-            seconds += self._exposed(dp.reduce, backward)
-        return seconds
+        gather = dp.gather if dp.gathers == "each_action" else 0.0
+        reduce = dp.reduce if dp.reduces == "each_backward" else 0.0
+        # A backward's gathers and reductions share its compute and the network.
+        return seconds + self._exposed(gather, forward) + self._exposed(gather + reduce, backward)
 
     def once(self, forward: float, backward: float, dp: DataParallel, parameters: float) -> float:
         """Seconds that a rank spends once a step: exposed gathers and reductions, the update."""
@@ -193,6 +192,7 @@ class Bills:
         return max(seconds * (1 - self.overlap), seconds - beside)
 
 
+@cache
 def _in_flight(schedule: str, stage: int, stages: int, m: int, v: int) -> tuple[int, ...]:
     assert schedule in ("gpipe", "1f1b", "interleaved")
     return in_flight(schedule, stage, stages, m, v)  # type: ignore[arg-type]

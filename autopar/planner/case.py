@@ -78,13 +78,16 @@ class Model:
         """Sums over all layers without recompute beyond what every entry of the menu costs."""
         key = (c.tp, c.sp, c.micro_batch)
         if key not in self._totals:
-            work, held = [], []
-            for layer in self.layers:
-                columns = [self.column(name, c) for name in (layer.block_class, *layer.before, *layer.after)]
-                work.append(sum(item.forward + item.backward + float(item.menu.seconds.min()) for item in columns))
-                held.append(sum(item.price.parameter_elements for item in columns))
-            self._totals[key] = Totals(tuple(work), sum(held))
+            kinds = [(layer.block_class, *layer.before, *layer.after) for layer in self.layers]
+            each = {kind: self._layer(kind, c) for kind in set(kinds)}
+            self._totals[key] = Totals(tuple(each[kind][0] for kind in kinds), sum(each[kind][1] for kind in kinds))
         return self._totals[key]
+
+    def _layer(self, names: tuple[str, ...], c: Configuration) -> tuple[float, float]:
+        """Work and parameters of a block with its ends."""
+        columns = [self.column(name, c) for name in names]
+        work = sum(item.forward + item.backward + float(item.menu.seconds.min()) for item in columns)
+        return work, sum(item.price.parameter_elements for item in columns)
 
 
 class Case:
@@ -105,47 +108,10 @@ class Case:
         """A class under this configuration."""
         return self.model.column(class_name, self.c)
 
-    # Bounds.
-
     @cached_property
     def totals(self) -> Totals:
         """Sums over the model."""
         return self.model.totals(self.c)
-
-    @cached_property
-    def bound_seconds(self) -> float:
-        """No split takes less: whole blocks as even as can be, cheapest recompute, collectives hidden as far as possible."""
-        c, bills = self.c, self.bills
-        each = self.totals.parameters / c.pp
-        dp = bills.data_parallel(each, 0.0)
-        hidden = 1 - bills.overlap
-        per_action = 2 * dp.gather if dp.gathers == "each_action" else 0.0
-        per_action += dp.reduce if dp.reduces == "each_backward" else 0.0
-        per_step = (dp.gather if dp.gathers == "once" else 0.0) + (dp.reduce if dp.reduces == "once" else 0.0)
-        once = bills.optimizer_seconds(each) + per_step * hidden
-        v = c.virtual_stages
-        average = self.totals.work / c.pp + per_action * hidden
-        most = max(average, self._evenest())
-        return (
-            (c.micro_batches - 1 / v) * most + average * c.pp / v + once + 2 * (c.pp - 1) * self.pipeline.send_seconds
-        )
-
-    def _evenest(self) -> float:
-        """The least that the busiest stage can have: blocks are whole, and come in multiples of the chunks."""
-        works, p, v = self.totals.works, self.c.pp, self.c.virtual_stages
-        if p == 1 or not self.model.is_equal or len(works) < 3:
-            return 0.0 if p == 1 else max(works)
-        unit = works[1] * v
-        first, last = works[0] - works[1], works[-1] - works[1]
-        groups = len(works) // v
-        # The busiest stage is one of these sums: the smallest under which all blocks find room.
-        for most in sorted(end + count * unit for end in {first, last, 0.0} for count in range(1, groups + 1)):
-            limit = most * (1 + 1e-12)
-            if limit >= unit + max(first, last, 0.0):
-                room = (limit - first) // unit + (limit - last) // unit + (p - 2) * (limit // unit)
-                if room * v >= len(works):
-                    return most
-        return self.totals.work / p
 
     @cached_property
     def surely_too_large(self) -> float:
@@ -209,10 +175,8 @@ class Case:
     def ends_bytes(self, stage: int, ends: Sequence[str]) -> float:
         """What embedding and head keep: at their own chunk's count of micro-batches (the first, the last)."""
         counts = self.bills.in_flight(stage)
-        return sum(
-            self.column(name).menu.saved_bytes[0] * (counts[-1] if stage == self.c.pp - 1 else counts[0])
-            for name in ends
-        )
+        count = counts[-1] if stage == self.c.pp - 1 else counts[0]
+        return sum(float(self.column(name).menu.saved_bytes[0]) * count for name in ends)
 
     def actions(self, counts: dict[str, int], ends: Sequence[str], extra: float) -> tuple[float, float]:
         """Seconds of a forward and of a backward of a stage."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autopar.documents.graph import Chain
-from autopar.documents.plan import Conversion, SegmentPlacement
+from autopar.documents.plan import Conversion, SegmentPlacement, SiteRef
 from autopar.planner.case import Model
-from autopar.planner.sharding import plan_conversions, plan_placements
 from autopar.planner.space import Configuration
+from autopar.pricing import Division
 
 
 def placements(model: Model, c: Configuration) -> dict[str, dict[str, str | SegmentPlacement]]:
@@ -18,8 +18,9 @@ def placements(model: Model, c: Configuration) -> dict[str, dict[str, str | Segm
     found: dict[str, dict[str, str | SegmentPlacement]] = {}
     for prefix, class_name in _places(model):
         division = model.prices.division(class_name, c.tp, c.sp)
-        for name, placement in plan_placements(model.graph, division).items():
-            found[prefix + name] = {"tp": placement}
+        for parameter in model.graph.class_by_name[class_name].parameters:
+            if parameter.tensor is not None:
+                found[prefix + parameter.name] = {"tp": _placement(model, division, class_name, parameter.tensor)}
     return found
 
 
@@ -27,11 +28,14 @@ def conversions(model: Model, c: Configuration) -> tuple[Conversion, ...]:
     """Where the runtime changes a tensor's state, forward; empty without tp."""
     if c.tp == 1:
         return ()
-    return tuple(
-        conversion
-        for prefix, class_name in _places(model)
-        for conversion in plan_conversions(model.prices.division(class_name, c.tp, c.sp), prefix.rstrip("."))
-    )
+    found = []
+    for prefix, class_name in _places(model):
+        division = model.prices.division(class_name, c.tp, c.sp)
+        for item in division.conversions:
+            module = (prefix + item.site.module).rstrip(".")
+            site = SiteRef(module=module, where=item.site.where, argument=item.site.argument)
+            found.append(Conversion(site=site, axis="tp", forward=item.forward, dim=item.dim))
+    return tuple(found)
 
 
 def _places(model: Model) -> Iterator[tuple[str, str]]:
@@ -50,3 +54,20 @@ def _blocks(chain: Chain) -> Iterator[tuple[str, str]]:
         return
     for number, module in enumerate(chain.modules):
         yield f"{module}.", chain.block_class_of(number)
+
+
+def _placement(model: Model, division: Division, class_name: str, tensor: int) -> str | SegmentPlacement:
+    state = division.states.get(tensor)
+    if state is None or state.kind != "S":
+        return "Replicate"
+    segments = model.graph.class_by_name[class_name].tensor_by_id[tensor].segments.get(state.dim)
+    if segments is None:
+        return f"Shard({state.dim})"
+    sizes = model.graph.sizes()
+    lengths = []
+    for atoms in segments:
+        length = 1
+        for atom in atoms:
+            length *= sizes[atom]
+        lengths.append(length)
+    return SegmentPlacement(dim=state.dim, segments=tuple(lengths))

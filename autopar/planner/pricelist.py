@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from autopar.documents.graph import Graph
 from autopar.planner.request import Request
-from autopar.planner.sharding import division_by_degree, undivided
+from autopar.planner.sharding import divisions
 from autopar.planner.space import divisors
-from autopar.pricing import BlockPrice, Boundary, Division, price_block
+from autopar.pricing import BlockPrice, Boundary, Division, Setting, State, price_block, undivided
 from hardware_profiles.chip import Chip
 from hardware_profiles.topology import Topology
 
@@ -20,56 +20,87 @@ class PriceList:
         self.graph, self.topology, self.chip, self.request = graph, topology, chip, request
         self.micro_batches = tuple(b for b in divisors(request.global_batch) if request.allows("micro_batch", b))
         self._divisions: dict[tuple[str, bool], dict[int, Division]] = {}
-        self._prices: dict[tuple[str, int, bool, int], BlockPrice] = {}
+        self._prices: dict[tuple[str, int, bool], list[BlockPrice]] = {}
         ends = {end for chain in graph.chains for end in (chain.prologue, chain.epilogue) if end}
         self._ends = ends
 
     def degrees(self) -> dict[int, tuple[bool, ...]]:
-        """Tp degree -> which of sp (False, True) every class has a division for."""
-        wanted = [d for d in divisors(self.topology.devices) if d > 1 and self.request.allows("tp", d)]
+        """Degree of tp -> which of sp (False, True) every class has a division for.
+
+        Degrees stay within the devices that reach each other without the network, unless one is fixed.
+        """
+        most = self.request.value("tp") or self.topology.devices_in_reach
+        wanted = [d for d in divisors(self.topology.devices) if 1 < d <= most and self.request.allows("tp", d)]
         if "tp" in self.request.forbidden:
             wanted = []
         found: dict[int, tuple[bool, ...]] = {1: (False,)} if self.request.allows("tp", 1) else {}
         for sp in (False, True):
             if wanted and self.request.allows("sp", int(sp)) and not (sp and "sp" in self.request.forbidden):
-                for degree in self._common(wanted, sp):
+                for degree in self._common([d for d in wanted if self._may(d, sp)], sp):
                     found[degree] = (*found.get(degree, ()), sp)
         return found
 
+    def _may(self, degree: int, sp: bool) -> bool:
+        """Whether a dry run left it in; sequences that cross boundaries divided must divide evenly."""
+        return (degree, sp) not in self.request.refused and (not sp or self.request.seq_len % degree == 0)
+
     def _common(self, degrees: Sequence[int], sp: bool) -> list[int]:
+        """Degrees at which every class has a division; blocks first, then the ends with most work."""
+        boundary: Boundary = "sequence" if sp else "replicated"
         left = list(degrees)
-        blocks_first = sorted(self.graph.class_counts, key=lambda name: name in self._ends)
-        for name in blocks_first:
-            if left:
-                boundary: Boundary = "sequence" if sp else "replicate"
-                found = division_by_degree(
-                    self.graph, name, boundary, left, self.request.seq_len, may_stay_whole=name in self._ends
-                )
-                self._divisions[name, sp] = found
-                left = [degree for degree in left if degree in found]
+        pinned: dict[int, dict[str, State]] = {degree: {} for degree in degrees}
+        for name in sorted(self.graph.class_counts, key=self._order):
+            if not left:
+                break
+            is_end = name in self._ends
+            found = divisions(
+                self.graph,
+                name,
+                boundary,
+                left,
+                self.request.seq_len,
+                is_end,
+                pinned if is_end else None,
+                self.request.loss_parallel,
+            )
+            self._divisions[name, sp] = found
+            left = [degree for degree in left if degree in found]
+            if is_end:
+                # A parameter that two ends share (tied embeddings) is stored as the first of them decides.
+                for degree in left:
+                    pinned[degree] |= self._states(name, found[degree])
         return left
+
+    def _order(self, name: str) -> tuple[bool, float]:
+        block_class = self.graph.class_by_name[name]
+        return name in self._ends, -block_class.flops("executed", self.graph.sizes(1, self.request.seq_len))
+
+    def _states(self, name: str, division: Division) -> dict[str, State]:
+        parameters = self.graph.class_by_name[name].parameters
+        held = [(p.name, p.tensor) for p in parameters if p.tensor is not None]
+        return {own: division.states[tensor] for own, tensor in held if tensor in division.states}
 
     def division(self, class_name: str, tp: int, sp: bool) -> Division:
         """The division of a class at a degree that `degrees` names."""
-        if tp > 1:
-            return self._divisions[class_name, sp][tp]
-        return self._divisions.setdefault((class_name, False), {}).setdefault(1, undivided(self.graph, class_name))
+        return undivided(class_name) if tp == 1 else self._divisions[class_name, sp][tp]
 
-    def price(self, class_name: str, tp: int, sp: bool, micro_batch: int) -> BlockPrice:
-        """The price of a block at one micro-batch size, worked out when first asked for."""
-        key = (class_name, tp, sp, micro_batch)
+    def prices(self, class_name: str, tp: int, sp: bool) -> list[BlockPrice]:
+        """Prices of a block at each of `micro_batches`."""
+        key = (class_name, tp, sp)
         if key not in self._prices:
-            self._prices[key] = price_block(
-                self.graph,
-                class_name,
-                self.division(class_name, tp, sp),
-                degree=tp,
-                micro_batch=micro_batch,
-                seq_len=self.request.seq_len,
+            setting = Setting(
+                chip=self.chip,
                 dtype=self.request.dtype,
                 kernels=self.request.kernels,
-                chip=self.chip,
+                degree=tp,
                 group=self.topology.strided(tp, 1),
-                sp=sp,
+                seq_len=self.request.seq_len,
+            )
+            self._prices[key] = price_block(
+                self.graph, class_name, self.division(class_name, tp, sp), setting, self.micro_batches
             )
         return self._prices[key]
+
+    def price(self, class_name: str, tp: int, sp: bool, micro_batch: int) -> BlockPrice:
+        """The price of a block at one micro-batch size."""
+        return self.prices(class_name, tp, sp)[self.micro_batches.index(micro_batch)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from autopar.errors import RequestError
@@ -36,6 +36,10 @@ class Request:
     devices: int | None = None
     time_limit: float | None = None
     memory_margin: float = 0.05
+    refused: tuple[tuple[int, bool], ...] = ()
+    """(tp, sp) that a dry run showed the model's code not to accept."""
+    loss_parallel: bool = True
+    """Whether the loss may see logits divided along the vocabulary; a dry run shows where its code does not accept them."""
 
     @classmethod
     def parse(cls, *, fixed: Mapping[str, Any], forbidden: Sequence[str], **values: Any) -> Request:
@@ -45,6 +49,10 @@ class Request:
         request = cls(**{**vars(request), "kernels": cast(Kernels, kernels)})
         _check(request)
         return request
+
+    def without(self, refused: tuple[tuple[int, bool], ...]) -> Request:
+        """The request with some (tp, sp) left out."""
+        return replace(self, refused=refused)
 
     def value(self, key: str) -> int | None:
         """A fixed number."""

@@ -1,7 +1,7 @@
 """L3: all configurations in the order of a lower bound, stages solved until the bound excludes the rest.
 
     1. enumerate the space (`space.configurations`)
-    2. bound each: perfect balance, cheapest recompute, exposed collectives (`case.Case.bound_seconds`)
+    2. bound each: perfect balance, cheapest recompute, exposed collectives (`bounds`)
     3. in rising order solve the stages (`stages`), until a bound reaches the best step found
 
 What is left unsolved is excluded by its bound: the answer is optimal for the stated estimate over the stated space. A time
@@ -17,7 +17,8 @@ from autopar.documents.graph import Graph
 from autopar.documents.plan import Certificate, Plan
 from autopar.errors import NoPlanFits, RequestError
 from autopar.planner.assemble import assemble
-from autopar.planner.case import Case, Model
+from autopar.planner.bounds import by_bound
+from autopar.planner.case import Case, Model, Shortfall
 from autopar.planner.request import Request
 from autopar.planner.solver import solver_name
 from autopar.planner.space import Configuration, configurations
@@ -26,6 +27,7 @@ from hardware_profiles.chip import GIB
 from hardware_profiles.cluster import Cluster, Nics
 from hardware_profiles.topology import Topology
 
+SECONDS_PER_WAY_OUT = 5.0
 ALTERNATIVES = 4
 """Near plans kept beside the best: the best of each other mesh."""
 
@@ -36,7 +38,7 @@ class Found:
 
     best: tuple[Case, Answer] | None = None
     others: dict[tuple[int, int, int], tuple[Case, Answer]] = field(default_factory=dict)
-    """(pp, tp, dp) -> its best so far."""
+    """(pp, tp, dp) -> the best of that mesh among those solved."""
     solved: int = 0
     infeasible: int = 0
     excluded: int = 0
@@ -54,10 +56,12 @@ def search(graph: Graph, cluster: Cluster, request: Request) -> Plan:
     """The best plan. Raises RequestError for a contradictory request, NoPlanFits when nothing fits the devices."""
     started = time.perf_counter()
     model = open_model(graph, cluster, request)
-    cases = all_cases(model)
-    found = explore(cases, started + (request.time_limit or float("inf")))
+    cases = ranked(model)
+    found = explore(model, cases, started + (request.time_limit or float("inf")))
     if found.best is None:
-        raise NoPlanFits(explain_no_fit(graph, cluster, request, cases, found))
+        raise NoPlanFits(explain_no_fit(model, cluster, cases, found))
+    if not found.interrupted:
+        add_alternatives(model, cases, found)
     return assemble(model, cluster, found.best, list(found.others.values()), certificate(model, cases, found, started))
 
 
@@ -78,31 +82,28 @@ def open_model(graph: Graph, cluster: Cluster, request: Request) -> Model:
     return Model(graph, Topology(cluster, devices), chip, capacity, request)
 
 
-def all_cases(model: Model) -> list[Case]:
-    """Every configuration as a case, in the order of its bound."""
+Ranked = list[tuple[float, Configuration]]
+
+
+def ranked(model: Model) -> Ranked:
+    """Every configuration with its bound, least first."""
     space = configurations(model.request, model.topology.devices, len(model.layers), model.prices.degrees())
-    cases = [Case(model, configuration) for configuration in space]
-    return sorted(cases, key=lambda case: (case.bound_seconds, _order(case.c)))
+    return by_bound(model, space)
 
 
-def _order(c: Configuration) -> tuple[int, ...]:
-    """Of equal bounds the simpler first: less pipeline, less tensor parallelism, lower ZeRO."""
-    return (c.pp, c.tp, c.virtual_stages, c.zero, int(c.sp), c.micro_batch)
-
-
-def explore(cases: list[Case], deadline: float) -> Found:
+def explore(model: Model, cases: Ranked, deadline: float) -> Found:
     """Solve in order until the bounds exclude the rest, the deadline passes, or the user interrupts."""
     found = Found()
     try:
-        for number, case in enumerate(cases):
-            found.bound = case.bound_seconds
-            if case.bound_seconds >= found.limit:
+        for number, (bound, configuration) in enumerate(cases):
+            found.bound = bound
+            if bound >= found.limit:
                 found.excluded = len(cases) - number
                 break
             if time.perf_counter() > deadline:
                 found.interrupted = "time limit"
                 break
-            _solve(case, found)
+            _solve(Case(model, configuration), found)
     except KeyboardInterrupt:
         found.interrupted = "interrupted"
         if found.best is None:
@@ -126,15 +127,29 @@ def _solve(case: Case, found: Found) -> None:
         found.best = (case, answer)
 
 
-def certificate(model: Model, cases: list[Case], found: Found, started: float) -> Certificate:
+def add_alternatives(model: Model, cases: Ranked, found: Found) -> None:
+    """Solve the most promising configuration of a few meshes that the bounds excluded, to say why they lose."""
+    for _, c in cases:
+        if len(found.others) > ALTERNATIVES:
+            return
+        if (c.pp, c.tp, c.dp) in found.others:
+            continue
+        case = Case(model, c)
+        answer = case.solve(float("inf")) if case.surely_too_large <= 0 else None
+        if answer is not None:
+            found.others[c.pp, c.tp, c.dp] = (case, answer)
+
+
+def certificate(model: Model, cases: Ranked, found: Found, started: float) -> Certificate:
     """What was proven."""
     bound = min(found.bound, found.limit) if found.interrupted else found.limit
-    values = [case.c for case in cases]
+    values = [configuration for _, configuration in cases]
     space: dict[str, object] = {
         name: sorted({getattr(c, name) for c in values})
         for name in ("pp", "tp", "sp", "dp", "micro_batch", "schedule", "virtual_stages", "zero")
     }
     space["recompute"] = list(model.modes)
+    space["tp_limit"] = model.topology.devices_in_reach
     space["stages"] = "any split of the blocks" + (
         "; interleaved: a multiple of virtual_stages blocks a stage" if model.is_equal else ""
     )
@@ -154,16 +169,29 @@ def certificate(model: Model, cases: list[Case], found: Found, started: float) -
     )
 
 
-def explain_no_fit(graph: Graph, cluster: Cluster, request: Request, cases: list[Case], found: Found) -> str:
+def explain_no_fit(model: Model, cluster: Cluster, cases: Ranked, found: Found) -> str:
     """The smallest excess over all configurations, its stage and term, and one way out that was verified to fit."""
     if found.interrupted:
         return f"no plan was found within the {found.interrupted}; give it more time"
-    least = min((case.shortfall() for case in cases), key=lambda item: item.excess_bytes)
-    name = graph.model.spec
+    least = smallest_shortfall(model, cases)
+    name = model.graph.model.spec
     where = f"stage {least.stage} lacks {max(least.excess_bytes, 0) / GIB:.2f} GiB, most of it held by {least.term}"
-    tried = f"{len(cases)} configurations on {request.devices or cluster.devices} devices of {cluster.name}"
-    way = way_out(graph, cluster, request)
+    tried = f"{len(cases)} configurations on {model.topology.devices} devices of {cluster.name}"
+    way = way_out(model.graph, cluster, model.request)
     return f"{name} does not fit: at best (of {tried}) {where}. {way}"
+
+
+def smallest_shortfall(model: Model, cases: Ranked) -> Shortfall:
+    """The least excess of all configurations; what states alone exceed bounds each from below, so few are worked out."""
+    least: Shortfall | None = None
+    for case in sorted((Case(model, c) for _, c in cases), key=lambda case: case.surely_too_large):
+        if least is not None and case.surely_too_large >= least.excess_bytes:
+            break
+        own = case.shortfall()
+        if least is None or own.excess_bytes < least.excess_bytes:
+            least = own
+    assert least is not None
+    return least
 
 
 def way_out(graph: Graph, cluster: Cluster, request: Request) -> str:
@@ -171,7 +199,7 @@ def way_out(graph: Graph, cluster: Cluster, request: Request) -> str:
     for said, changed, machine in _ways(cluster, request):
         try:
             model = open_model(graph, machine, changed)
-            if explore(all_cases(model), time.perf_counter() + 20).best is not None:
+            if explore(model, ranked(model), time.perf_counter() + SECONDS_PER_WAY_OUT).best is not None:
                 return f"A way out that fits: {said}"
         except (RequestError, NoPlanFits):
             continue

@@ -1,139 +1,301 @@
-"""L0: the divisions of a block class worth pricing, and how a plan writes them down.
+"""L0: which index each operator of a block class divides over the tp axis.
 
-Each division is the optimum of the integer programme in `division_ilp` for some degree and link. Degrees that allow the
-same operators to be divided share one solution, so the list is short and free of sizes; which degrees each allows is asked
-of `pricing.divides`. The search re-prices this list and never solves here again.
+    minimise    sum over operators and options x[o, c] seconds(o, c)  +  sum over conversions y seconds(y)
+    such that   each operator takes one option;
+                every reader finds its tensor in the state its option needs: as produced, or as converted at a site
+                between producer and reader;
+                parameters are stored as their readers need them: matrices divided, vectors whole.
+
+An option of an operator is a parallel or summed local dim (a whole one where a composite divides it all the same), or to
+run whole, with whole gradients (R) or with a rank's own share of them (R*). The batch is not offered (that is dp), weights are
+never gathered (that is ZeRO), and a block's boundary has one state going in and coming out: whole, or divided along the sequence.
+Solved once per class, boundary and set of indices that a degree divides evenly: the answer is free of sizes. Where no
+division of that kind exists for an embedding or a head (a vocabulary that does not divide), its matrices may stay whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import prod
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
-from autopar.documents.graph import BlockClass, Graph
-from autopar.documents.plan import Conversion, SegmentPlacement, SiteRef
-from autopar.planner.division_ilp import Problem, Regime
-from autopar.pricing.degrees import divides
-from autopar.pricing.division import REPLICATE, Boundary, Division
+import pulp
 
-DEGREES = (2, 4, 8, 16, 32, 64)
-LINKS = ((1e14, 1e-8), (2.5e10, 1e-5))
-"""Bytes per second and latency in seconds. Nearly free links: everything that can be divided is, with the fewest
-collectives, which is what memory asks for; and one network port, where it pays to leave small operators whole."""
+from autopar.documents.graph import Graph
+from autopar.planner.options import Option, Options
+from autopar.planner.sites import links
+from autopar.planner.solver import solve
+from autopar.pricing.division import (
+    FORWARD,
+    PARTIAL,
+    WHOLE,
+    Boundary,
+    CompositeUse,
+    Division,
+    SiteConversion,
+    State,
+    is_view,
+)
+from autopar.pricing.work import kind_of, work_of
+
+FLOPS_PER_SECOND, BYTES_PER_SECOND, LINK_BYTES_PER_SECOND = 500e12, 2e12, 300e9
+"""A typical device: only ratios matter, and the answers are priced again on the real one."""
+EPSILON_SECONDS = 1e-9
+"""A conversion that moves nothing still costs this, so that none stands where none is needed."""
+
+NANOSECONDS = 1e9
+"""Solvers compare to absolute tolerances near 1e-6: in seconds every division of a small block would look optimal."""
+
+Pinned = Mapping[int, Mapping[str, State]]
+"""Degree -> parameter -> its state."""
 
 
-def divisions(graph: Graph, class_name: str, boundary: Boundary, degrees: Iterable[int] = DEGREES) -> list[Division]:
-    """Divisions of a class over tp for a boundary placement, the undivided one first where the boundary is whole.
-
-    `degrees` are those the search will ask for; a division that suits none of them is not looked for.
-    """
-    found = [undivided(graph, class_name)] if boundary == "replicate" else []
-    problem = Problem(graph, class_name, boundary)
-    seen: set[frozenset[tuple[int, int]]] = set()
-    for degree in sorted(set(degrees) - {1}):
-        pattern = problem.pattern(degree)
-        if pattern in seen:
-            continue
-        seen.add(pattern)
-        for bandwidth, latency in LINKS:
-            division = problem.solve(Regime(degree, bandwidth, latency_seconds=latency))
-            if division is not None and division not in found and (boundary == "sequence" or not division.trivial):
-                found.append(division)
-    return found
-
-
-def division_by_degree(
+def divisions(
     graph: Graph,
     class_name: str,
     boundary: Boundary,
-    degrees: Iterable[int],
+    degrees: Sequence[int],
     seq_len: int,
     may_stay_whole: bool = False,
+    pinned: Pinned | None = None,
+    loss_parallel: bool = True,
 ) -> dict[int, Division]:
-    """Degree -> the division that divides most, for the degrees that have one at this sequence length.
+    """Degree -> the cheapest division of a class, for the degrees that have one.
 
-    Degrees that leave everything whole are left out, except where that is allowed (a small embedding or head).
+    `pinned`: degree -> states that parameters have in another class (tied ones). `loss_parallel`: the loss may see logits
+    divided along the vocabulary.
     """
-    problem = Problem(graph, class_name, boundary)
-    by_pattern: dict[frozenset[tuple[int, int]], Division | None] = {}
-    found: dict[int, Division] = {}
-    bandwidth, latency = LINKS[0]
+    sizes = graph.sizes(1, seq_len)
+    tensors = graph.class_by_name[class_name].tensors
+    divisible = {atoms[0] for tensor in tensors for atoms in tensor.dims if atoms}
+    by_pattern: dict[tuple[frozenset[int], tuple[tuple[str, State], ...]], list[int]] = {}
     for degree in degrees:
-        pattern = problem.pattern(degree)
-        if pattern not in by_pattern:
-            by_pattern[pattern] = problem.solve(Regime(degree, bandwidth, latency_seconds=latency))
-        division = by_pattern[pattern]
-        if division is None or not divides(graph, division, degree, seq=seq_len):
-            continue
-        if may_stay_whole or _stores_divided(graph, division):
-            found[degree] = division
+        pattern = frozenset(atom for atom in divisible if sizes[atom] % degree == 0)
+        states = tuple(sorted((pinned or {}).get(degree, {}).items()))
+        by_pattern.setdefault((pattern, states), []).append(degree)
+    found: dict[int, Division] = {}
+    for (_, states), alike in by_pattern.items():
+        division = divide(graph, class_name, boundary, max(alike), seq_len, False, dict(states), loss_parallel)
+        if division is None and may_stay_whole:
+            division = divide(graph, class_name, boundary, max(alike), seq_len, True, dict(states), loss_parallel)
+        if division is not None:
+            found.update(dict.fromkeys(alike, division))
     return found
 
 
-def _stores_divided(graph: Graph, division: Division) -> bool:
-    """Whether most of a class's parameters are stored divided: what tp is for."""
-    sizes = graph.sizes()
-    tensors = graph.class_by_name[division.block_class].tensor_by_id
-    parameters = [p for p in graph.class_by_name[division.block_class].parameters if p.tensor is not None]
-    whole = sum(p.elements for p in parameters if not division.placements[p.tensor or 0].divided)
-    total = sum(tensors[p.tensor or 0].elements(sizes) for p in parameters)
-    return whole < total / 2
+def divide(
+    graph: Graph,
+    class_name: str,
+    boundary: Boundary,
+    degree: int,
+    seq_len: int,
+    may_stay_whole: bool = False,
+    pinned: Mapping[str, State] | None = None,
+    loss_parallel: bool = True,
+) -> Division | None:
+    """The cheapest division of a class at one degree; None where there is none. `pinned`: states of tied parameters."""
+    return _Programme(
+        Options(graph, class_name, boundary, degree, seq_len, may_stay_whole, pinned or {}, loss_parallel)
+    ).division()
 
 
-def undivided(graph: Graph, class_name: str) -> Division:
-    """Everything whole on every rank: the only division at degree 1."""
-    forward = [op for op in graph.class_by_name[class_name].operators if op.phase == "forward"]
-    block_class = graph.class_by_name[class_name]
-    tensors = {tensor for op in forward for tensor in (*op.reads, *op.writes)} | set(block_class.inputs)
-    tensors |= {parameter.tensor for parameter in block_class.parameters if parameter.tensor is not None}
-    choices: dict[int, str | None] = {op.id: None for op in forward}
-    return Division(class_name, "tp", "replicate", choices, dict.fromkeys(sorted(tensors), REPLICATE))
+class _Programme:
+    """The integer programme of one class."""
 
+    def __init__(self, options: Options) -> None:
+        self.offered, self.options = options, options.of
+        self.block_class, self.forward, self.writer = options.block_class, options.forward, options.writer
+        self.links = links(self.block_class, self.forward)
 
-def allowed_degrees(graph: Graph, division: Division, degrees: Iterable[int], seq: int | None = None) -> list[int]:
-    """Those of `degrees` that a division can have at a sequence length; degree 1 always."""
-    return [degree for degree in degrees if degree == 1 or divides(graph, division, degree, seq=seq)]
+    def division(self) -> Division | None:
+        problem = pulp.LpProblem("division", pulp.LpMinimize)
+        choose = {
+            (operator, number): pulp.LpVariable(f"x_{operator}_{number}", cat="Binary")
+            for operator, options in self.options.items()
+            for number in range(len(options))
+        }
+        if any(not options for options in self.options.values()):
+            return None
+        convert = self._conversions(choose)
+        cost = [(choose[key], self._seconds(*key) * NANOSECONDS) for key in choose]
+        cost += [
+            (variable, self._conversion_seconds(link, source, target) * NANOSECONDS)
+            for (link, source, target), variable in convert.items()
+        ]
+        problem += pulp.LpAffineExpression(cost)
+        for operator, options in self.options.items():
+            problem += pulp.LpAffineExpression([(choose[operator, number], 1) for number in range(len(options))]) == 1
+        self._constrain(problem, choose, convert)
+        if solve(problem).status != "optimal":
+            return None
+        chosen = {operator: options[next(n for n in range(len(options)) if choose[operator, n].value() > 0.5)]
+                  for operator, options in self.options.items()}  # fmt: skip
+        active = [key for key, variable in convert.items() if variable.value() > 0.5]
+        return self._read_off(chosen, active)
 
+    def _produced(self, tensor: int) -> dict[State, list[tuple[int, int]]]:
+        """State -> the (operator, option) pairs that produce the tensor so; inputs have the boundary's state."""
+        operator = self.writer.get(tensor)
+        if operator is None:
+            return {}
+        states: dict[State, list[tuple[int, int]]] = {}
+        for number, option in enumerate(self.options[operator]):
+            states.setdefault(option.writes[tensor], []).append((operator, number))
+        return states
 
-def plan_placements(graph: Graph, division: Division) -> dict[str, str | SegmentPlacement]:
-    """Parameter (its name within the block) -> ``Replicate``, ``Shard(d)`` or segments."""
-    block_class = graph.class_by_name[division.block_class]
-    return {
-        parameter.name: "Replicate"
-        if parameter.tensor is None
-        else _placement(graph, block_class, division, parameter.tensor)
-        for parameter in block_class.parameters
-    }
+    def _given(self, tensor: int) -> State | None:
+        """The state of a tensor that the class does not make: None for parameters, which are stored as needed."""
+        if tensor in self.writer or self.block_class.tensor_by_id[tensor].parameter is not None:
+            return None
+        return self.offered.boundary_state(tensor)
 
+    def _conversions(
+        self, choose: dict[tuple[int, int], pulp.LpVariable]
+    ) -> dict[tuple[int, State, State], pulp.LpVariable]:
+        """A variable for each link (tensor at a site) and change of state that some producer and some reader could want."""
+        variables = {}
+        for number, link in enumerate(self.links):
+            produced = set(self._produced(link.tensor)) or {self._given(link.tensor) or WHOLE}
+            wanted = {option.reads[link.tensor] for reader in link.readers for option in self.options[reader]}
+            if link.leaves:
+                wanted.add(self.offered.boundary_state(link.tensor))
+            for source in produced:
+                for target in wanted:
+                    if source != target and (source.kind, target.kind) in FORWARD and source.kind != target.kind:
+                        name = f"y_{number}_{_word(source)}_{_word(target)}"
+                        variables[number, source, target] = pulp.LpVariable(name, cat="Binary")
+        return variables
 
-def _placement(graph: Graph, block_class: BlockClass, division: Division, number: int) -> str | SegmentPlacement:
-    placement, tensor = division.placements[number], block_class.tensor_by_id[number]
-    if not placement.divided:
-        return "Replicate"
-    sizes = graph.sizes()
-    if placement.dim in tensor.segments:
-        parts = tuple(prod(sizes[atom] for atom in part) for part in tensor.segments[placement.dim])
-        return SegmentPlacement(dim=placement.dim, segments=parts)
-    dim = tensor.dims[placement.dim]
-    outer = prod(sizes[atom] for atom in dim[: placement.atom])
-    if outer > 1:
-        inner = prod(sizes[atom] for atom in dim[placement.atom :])
-        return SegmentPlacement(dim=placement.dim, segments=(inner,) * outer)
-    return f"Shard({placement.dim})"
+    def _constrain(
+        self,
+        problem: pulp.LpProblem,
+        choose: dict[tuple[int, int], pulp.LpVariable],
+        convert: dict[tuple[int, State, State], pulp.LpVariable],
+    ) -> None:
+        by_tensor: dict[int, list[tuple[int, State, State]]] = {}
+        for key in convert:
+            by_tensor.setdefault(self.links[key[0]].tensor, []).append(key)
+        for number, source, target in convert:
+            made = self._produced(self.links[number].tensor).get(source)
+            if made is not None:
+                problem += convert[number, source, target] <= pulp.LpAffineExpression(
+                    [(choose[key], 1) for key in made]
+                )
+        for reader in self.forward:
+            for tensor in dict.fromkeys(reader.reads):
+                self._reader(problem, choose, convert, reader.id, tensor, by_tensor.get(tensor, []))
+        for tensor in self.block_class.outputs:
+            if tensor in self.writer:
+                wanted = self.offered.boundary_state(tensor)
+                for state, made in self._produced(tensor).items():
+                    if state != wanted and not self._leaves_converted(tensor, state, wanted, convert):
+                        problem += pulp.LpAffineExpression([(choose[key], 1) for key in made]) == 0
+                    elif state != wanted:
+                        ways = [
+                            v
+                            for (n, s, t), v in convert.items()
+                            if self._is_exit(n, tensor) and (s, t) == (state, wanted)
+                        ]
+                        problem += pulp.LpAffineExpression([(choose[key], 1) for key in made]) <= pulp.lpSum(ways)
 
+    def _is_exit(self, number: int, tensor: int) -> bool:
+        return self.links[number].tensor == tensor and self.links[number].leaves
 
-def plan_conversions(division: Division, prefix: str = "") -> tuple[Conversion, ...]:
-    """A division's conversions as a plan writes them; `prefix` is the block's name, ``layers.*`` for a chain."""
-    return tuple(
-        Conversion(
-            site=SiteRef(
-                module=".".join(part for part in (prefix, item.site.module) if part),
-                where=item.site.where,
-                argument=item.site.argument,
-            ),
-            axis=division.axis,
-            forward=item.kind,
-            dim=item.dim,
+    def _leaves_converted(
+        self, tensor: int, state: State, wanted: State, convert: dict[tuple[int, State, State], pulp.LpVariable]
+    ) -> bool:
+        return any(self._is_exit(n, tensor) and (s, t) == (state, wanted) for n, s, t in convert)
+
+    def _reader(
+        self,
+        problem: pulp.LpProblem,
+        choose: dict[tuple[int, int], pulp.LpVariable],
+        convert: dict[tuple[int, State, State], pulp.LpVariable],
+        reader: int,
+        tensor: int,
+        keys: list[tuple[int, State, State]],
+    ) -> None:
+        """What the reader's option needs is there as produced and not converted, or as converted on the way."""
+        if self.block_class.tensor_by_id[tensor].parameter is not None:
+            return
+        own = [key for key in keys if reader in self.links[key[0]].readers]
+        produced, given = self._produced(tensor), self._given(tensor)
+        needed: dict[State, list[pulp.LpVariable]] = {}
+        for number, option in enumerate(self.options[reader]):
+            needed.setdefault(option.reads[tensor], []).append(choose[reader, number])
+        for state, variables in needed.items():
+            there: list[tuple[pulp.LpVariable, int]] = [(choose[key], 1) for key in produced.get(state, [])]
+            there += [(convert[key], 1) for key in own if key[2] == state]
+            wants = pulp.LpAffineExpression([(variable, 1) for variable in variables])
+            problem += wants <= pulp.LpAffineExpression(there) + (1 if given == state else 0)
+            # A conversion on the way leaves the reader only its target.
+            for key in own:
+                if key[2] != state:
+                    problem += wants + convert[key] <= 1
+
+    # Costs at the typical device.
+
+    def _seconds(self, operator: int, number: int) -> float:
+        found = self.block_class.operator_by_id[operator]
+        work = work_of(self.block_class, found, self.offered.sizes, 2)
+        option = self.options[operator][number]
+        backward = 2 if kind_of(found) in ("matmul", "attention") else 1
+        seconds = work.flops / FLOPS_PER_SECOND * (1 + backward) + work.bytes / BYTES_PER_SECOND * 2
+        return float(seconds) * option.share
+
+    def _conversion_seconds(self, number: int, source: State, target: State) -> float:
+        conversion = SiteConversion(self.links[number].site, source, target)
+        full = self.block_class.tensor_by_id[self.links[number].tensor].bytes(self.offered.sizes, 2)
+        part = (self.offered.degree - 1) / self.offered.degree * full / LINK_BYTES_PER_SECOND
+        weight = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "identity": 0.0, "slice": 0.0}
+        return part * (weight[conversion.forward] + weight[conversion.backward]) + EPSILON_SECONDS
+
+    # The answer.
+
+    def _read_off(self, chosen: dict[int, Option], active: list[tuple[int, State, State]]) -> Division:
+        states: dict[int, State] = {}
+        for operator in self.forward:
+            option = chosen[operator.id]
+            for tensor in operator.reads:
+                given = self._given(tensor)
+                if self.block_class.tensor_by_id[tensor].parameter is not None:
+                    states.setdefault(tensor, option.reads[tensor])
+                elif given is not None:
+                    states.setdefault(tensor, given)
+            states.update(option.writes)
+        gathered = {
+            behind
+            for operator in self.forward
+            if not is_view(operator)
+            for tensor in operator.reads
+            for behind in self.offered.behind(tensor)
+            if chosen[operator.id].reads[tensor].kind in ("R", "R*") and states.get(behind, WHOLE).kind == "S"
+        }
+        composites = tuple(
+            CompositeUse(operator, option.composite, self._composite_collectives(operator, option))
+            for operator, option in chosen.items()
+            if option.composite and option.dim is not None
         )
-        for item in division.conversions
-    )
+        return Division(
+            block_class=self.block_class.name,
+            boundary=self.offered.boundary,
+            divided={operator: option.dim for operator, option in chosen.items() if option.dim is not None},
+            states=states,
+            gathered=frozenset(gathered),
+            conversions=tuple(
+                SiteConversion(self.links[number].site, source, target) for number, source, target in active
+            ),
+            composites=tuple(use for use in composites if use.collectives),
+        )
+
+    def _composite_collectives(
+        self, operator: int, option: Option
+    ) -> tuple[tuple[Literal["forward", "backward"], str, int], ...]:
+        """Collectives inside the operator; those that a conversion of its partial output stands for are left to it."""
+        assert option.dim is not None
+        dim = self.block_class.operator_by_id[operator].local_dims[option.dim]
+        composite = next(item for item in dim.composites if item.name == option.composite)
+        return tuple(item for item in composite.collectives if option.writes.get(item[2]) != PARTIAL)
+
+
+def _word(state: State) -> str:
+    return state.kind.replace("*", "x") + (f"{state.dim}{state.atom}" if state.kind == "S" else "")

@@ -7,15 +7,14 @@ take equal time and 1F1B keeps less. Interleaved with every number of chunks tha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from autopar.errors import RequestError
 from autopar.legality import Choices, problems
 from autopar.planner.request import Request
 
 
-@dataclass(frozen=True)
-class Configuration:
+class Configuration(NamedTuple):
     """One point of the space, before blocks are given to stages."""
 
     pp: int
@@ -27,11 +26,6 @@ class Configuration:
     schedule: str
     virtual_stages: int
     zero: int
-
-    @property
-    def accumulates_whole(self) -> bool:
-        """Whether gradients stay whole until the step ends (pipelines)."""
-        return self.pp > 1
 
 
 def configurations(
@@ -109,10 +103,12 @@ def _why_none(request: Request, devices: int, blocks: int, tps: tuple[int, ...])
     fixed = {key: value for key, value in request.fixed.items() if isinstance(value, int)}
     tp, pp = fixed.get("tp", 1), fixed.get("pp", 1)
     said = ", ".join(f"{key}={value}" for key, value in request.fixed.items()) or "nothing fixed"
-    if "tp" in fixed and tp not in tps:
-        return f"tp({tp}) does not divide the model's heads, feed-forward or vocabulary evenly; possible: {list(tps)}"
     if devices % (tp * pp):
         return f"pp({pp}) * tp({tp}) = {pp * tp} does not divide the {devices} devices"
+    if "tp" in fixed and tp not in tps:
+        return (
+            f"tp={tp}: the model has no division by {tp}: heads, feed-forward and hidden sizes must be multiples of it"
+        )
     dp = fixed.get("dp", devices // (tp * pp))
     choices = Choices(
         devices=devices,

@@ -7,8 +7,9 @@ head included); E_i: once a step (exposed gradient reduction and parameter gathe
 v chunks per stage. For equal stages this is the closed form of 1F1B and of the interleaved schedule (Narayanan et al.,
 arXiv 2104.04473).
 
-`solve_equal`: blocks of one class: the pattern ILP, y[i, k] = 1 where stage i takes k blocks. `solve_any`: contiguous intervals of
-unlike blocks: an exact search over thresholds on W and E with a dynamic programme inside. Both minimise exactly `step`.
+`solve_equal`: blocks of one class: the pattern ILP, y[i, k] = 1 where stage i takes k blocks. `solve_any`: contiguous
+intervals of unlike blocks: an exact search over thresholds on W and E with a dynamic programme inside. Both minimise
+exactly `step`.
 """
 
 from __future__ import annotations
@@ -82,6 +83,9 @@ def solve_equal(
             if blocks in table[0]
             else None
         )
+    table = _competitive(pipeline, blocks, table, step)
+    if table is None:
+        return None
     problem = pulp.LpProblem("stages", pulp.LpMinimize)
     slowest, latest = pulp.LpVariable("slowest", lowBound=0), pulp.LpVariable("latest", lowBound=0)
     take = {(i, k): pulp.LpVariable(f"y_{i}_{k}", cat="Binary") for i, column in enumerate(table) for k in column}
@@ -117,6 +121,53 @@ def _columns(
             return None
         table.append(column)
     return table
+
+
+def _competitive(
+    pipeline: Pipeline, blocks: int, table: list[dict[int, StageChoice]], step: int
+) -> list[dict[int, StageChoice]] | None:
+    """The columns that an optimum may use: those no slower than a good answer allows, with room for all blocks.
+
+    The good answer: the least W under which all blocks find room, stages filled up to it. What is cut cannot be optimal.
+    """
+    works = sorted({choice.work for column in table for choice in column.values()})
+    low, high = 0, len(works) - 1
+    if _room(table, works[high]) < blocks:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if _room(table, works[middle]) < blocks:
+            low = middle + 1
+        else:
+            high = middle
+    counts = [max(k for k, choice in column.items() if choice.work <= works[low]) for column in table]
+    while sum(counts) > blocks:
+        slowest = max((i for i, k in enumerate(counts) if k > step), key=lambda i: table[i][counts[i]].work)
+        counts[slowest] -= step
+    chosen = [column[k] for column, k in zip(table, counts, strict=True)]
+    good = pipeline.step_seconds([choice.work for choice in chosen], [choice.once for choice in chosen])
+    least = sum(min(choice.work for choice in column.values()) for column in table)
+    # Work per block is the same on every stage but for recompute, so the total is at least what the leanest blocks cost.
+    each = min(
+        (column[k].work - column[k - step].work for column in table for k in column if k - step in column), default=0.0
+    )
+    least += each * (blocks - sum(min(column) for column in table)) / step
+    most = pipeline.most_work(good, least) * (1 + 1e-9)
+    kept = [{k: choice for k, choice in column.items() if choice.work <= most} for column in table]
+    largest = [max(column) for column in kept]
+    spare = sum(largest) - blocks
+    return [{k: choice for k, choice in column.items() if k >= max(column) - spare} for column in kept]
+
+
+def _room(table: list[dict[int, StageChoice]], limit: float) -> int:
+    """Most blocks that fit with every stage's work at most `limit`; none where a stage can take no block."""
+    total = 0
+    for column in table:
+        fitting = [k for k, choice in column.items() if choice.work <= limit]
+        if not fitting:
+            return -1
+        total += max(fitting)
+    return total
 
 
 def solve_any(

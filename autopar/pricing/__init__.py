@@ -1,17 +1,16 @@
-"""What one block of a class costs under a division of its indices: the one price list that planner and reports read."""
+"""A block class under a division of its indices -> seconds, bytes, collectives: the one price list."""
 
-from autopar.pricing.degrees import divides, obstacles
-from autopar.pricing.division import Boundary, Division, Placement, SiteConversion
-from autopar.pricing.price import BlockPrice, RecomputePrice, price_block
+from autopar.pricing.division import Boundary, Division, SiteConversion, State, undivided
+from autopar.pricing.price import BlockPrice, RecomputePrice, Setting, price_block
 
 __all__ = [
     "BlockPrice",
     "Boundary",
     "Division",
-    "Placement",
     "RecomputePrice",
+    "Setting",
     "SiteConversion",
-    "divides",
-    "obstacles",
+    "State",
     "price_block",
+    "undivided",
 ]

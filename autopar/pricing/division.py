@@ -1,13 +1,17 @@
-"""How one block class is divided over one mesh axis: placements, conversions, and the collectives these imply.
+"""A division of one block class over the tp axis, independent of sizes.
 
-An activation x and its gradient g travel together, so a placement says both (t ranks on the axis):
+States of a tensor on the axis:
 
-    REPLICATE   x whole,            g whole                         SHARED   x whole, g a partial sum
-    shard(d)    x divided on dim d, g divided on dim d              PARTIAL  x a partial sum, g whole
+    R       whole on every rank, and so is its gradient
+    R*      whole on every rank, but each rank's gradient is only its own share: the sum is due (Megatron's `f`)
+    S(d,a)  divided along atom `a` of dim `d`
+    P       every rank holds a share of the sum
 
-Converting a placement at a site costs `forward_collective`; its adjoint costs `backward_collective`: an all-gather
-(shard to SHARED) comes back as a reduce-scatter, an identity (REPLICATE to SHARED) as an all-reduce, a reduce-scatter
-(PARTIAL to shard) as an all-gather.
+A conversion changes a state at a site; its backward is the adjoint:
+
+    S -> R*   all_gather      | reduce_scatter        P -> R   all_reduce | identity
+    R -> R*   identity        | all_reduce            R -> S   slice      | all_gather
+    P -> S    reduce_scatter  | all_gather            S -> R   all_gather | slice
 """
 
 from __future__ import annotations
@@ -16,112 +20,123 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from autopar.documents.graph import Site
-from autopar.documents.plan import Axis
+from autopar.documents.graph import BlockClass, LocalDim, Operator, Site
 
-Kind = Literal["replicate", "shared", "partial", "shard"]
-CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-ConversionKind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice", "identity"]
-Boundary = Literal["replicate", "sequence"]
-
-PASS_SHARED = "~shared"
-"""Choice of an operator that runs whole on every rank and hands a partial gradient on."""
-PASS_PARTIAL = "~partial"
-"""Choice of a linear operator that runs on partial sums."""
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter"]
+Boundary = Literal["replicated", "sequence"]
 
 
-class Placement(NamedTuple):
-    """Placement of a tensor and its gradient on the axis; `dim` and `atom` only for ``shard``."""
+class State(NamedTuple):
+    """R, R*, P, or S with its dim and atom."""
 
-    kind: Kind
+    kind: Literal["R", "R*", "S", "P"]
     dim: int = -1
     atom: int = -1
 
-    @property
-    def divided(self) -> bool:
-        """Whether a rank holds only its part."""
-        return self.kind == "shard"
 
+WHOLE, WHOLE_PARTIAL_GRADIENT, PARTIAL = State("R"), State("R*"), State("P")
 
-REPLICATE = Placement("replicate")
-SHARED = Placement("shared")
-PARTIAL = Placement("partial")
-
-
-def shard(dim: int, atom: int = 0) -> Placement:
-    """Divided on an atom of a dim."""
-    return Placement("shard", dim, atom)
-
-
-def gradient(placement: Placement) -> Placement:
-    """Placement of the gradient alone, as a value."""
-    return {"shared": PARTIAL, "partial": REPLICATE}.get(placement.kind, placement)
-
-
-def value_collective(source: Placement, target: Placement) -> CollectiveKind | None:
-    """The collective that turns one value placement into another; None where local work suffices (slice, identity).
-
-    Raises ValueError for a conversion that has no meaning (a divided value into a partial sum).
-    """
-    if source.divided and target.kind == "partial":
-        raise ValueError(f"{source} cannot become {target}")
-    if source == target or (target.kind == "partial"):
-        return None
-    if source.divided:
-        return "all_to_all" if target.divided else "all_gather"
-    if source.kind == "partial":
-        return "reduce_scatter" if target.divided else "all_reduce"
-    return None
-
-
-def forward_collective(source: Placement, target: Placement) -> CollectiveKind | None:
-    """The collective of a conversion in forward."""
-    return value_collective(source, target)
-
-
-def backward_collective(source: Placement, target: Placement) -> CollectiveKind | None:
-    """The adjoint: from the gradient of the target to the gradient of the source."""
-    return value_collective(gradient(target), gradient(source))
+Movement = Literal["all_gather", "reduce_scatter", "all_reduce", "identity", "slice"]
+FORWARD: dict[tuple[str, str], Movement] = {
+    ("S", "R*"): "all_gather", ("S", "R"): "all_gather", ("R", "R*"): "identity", ("P", "R"): "all_reduce",
+    ("P", "S"): "reduce_scatter", ("R", "S"): "slice", ("P", "R*"): "all_reduce",
+}  # fmt: skip
+BACKWARD: dict[tuple[str, str], Movement] = {
+    ("S", "R*"): "reduce_scatter", ("S", "R"): "slice", ("R", "R*"): "all_reduce", ("P", "R"): "identity",
+    ("P", "S"): "all_gather", ("R", "S"): "all_gather", ("P", "R*"): "all_reduce",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SiteConversion:
-    """A change of placement at a site; its backward is the adjoint."""
+    """A change of state of a tensor at a site."""
 
     site: Site
-    source: Placement
-    target: Placement
+    source: State
+    target: State
 
     @property
-    def kind(self) -> ConversionKind:
-        """The forward side, by the names of the plan's conversions."""
-        collective = forward_collective(self.source, self.target)
-        return collective or ("slice" if self.target.divided else "identity")
+    def forward(self) -> Movement:
+        """The collective on the way forward (identity and slice move nothing)."""
+        return FORWARD[self.source.kind, self.target.kind]
+
+    @property
+    def backward(self) -> Movement:
+        """Its adjoint."""
+        return BACKWARD[self.source.kind, self.target.kind]
 
     @property
     def dim(self) -> int | None:
-        """The tensor dim that is gathered, scattered or sliced; None for all_reduce and identity."""
-        divided = self.target if self.target.divided else self.source
-        return divided.dim if divided.divided else None
+        """The tensor dim that is gathered, scattered or sliced."""
+        divided = self.source if self.source.kind == "S" else self.target
+        return divided.dim if divided.kind == "S" else None
+
+
+@dataclass(frozen=True)
+class CompositeUse:
+    """A whole dim divided by a composite: the collectives inside the operator."""
+
+    operator: int
+    name: str
+    collectives: tuple[tuple[Literal["forward", "backward"], str, int], ...]
 
 
 @dataclass(frozen=True)
 class Division:
-    """One block class over one axis; free of sizes and degrees.
-
-    `choices`: forward operator -> the LocalDim it divides, ``dim:composite``, None (runs whole on every rank),
-    PASS_SHARED or PASS_PARTIAL. `placements`: forward tensor -> placement as produced (parameters: as stored).
-    """
+    """Which local dim each forward operator divides over the axis; absent operators run whole on every rank."""
 
     block_class: str
-    axis: Axis
     boundary: Boundary
-    choices: Mapping[int, str | None]
-    placements: Mapping[int, Placement]
+    divided: Mapping[int, int] = field(default_factory=dict)
+    """Forward operator -> number of the local dim it divides."""
+    states: Mapping[int, State] = field(default_factory=dict)
+    """Tensor -> its state as produced (parameters: as stored)."""
+    gathered: frozenset[int] = frozenset()
+    """Tensors produced divided of which an operator keeps a gathered copy."""
     conversions: tuple[SiteConversion, ...] = ()
-    label: str = field(default="", compare=False)
+    composites: tuple[CompositeUse, ...] = ()
 
     @property
-    def trivial(self) -> bool:
-        """Whether nothing is divided."""
-        return not any(placement.divided for placement in self.placements.values())
+    def name(self) -> str:
+        """A short description: the boundary and how many operators are divided."""
+        return f"{self.boundary}, {len(self.divided)} operators divided" if self.divided else "not divided"
+
+    def atoms(self, block_class: BlockClass) -> set[int]:
+        """Atoms that are divided: the degree must divide the size of each."""
+        found: set[int] = set()
+        for number, dim in self.divided.items():
+            atom = divided_atom(block_class, block_class.operator_by_id[number].local_dims[dim])
+            if atom is not None:
+                found.add(atom)
+        return found
+
+    def allows(self, degree: int, block_class: BlockClass, sizes: Mapping[int, int]) -> bool:
+        """Whether every divided atom can be divided by the degree."""
+        return all(sizes[atom] % degree == 0 for atom in self.atoms(block_class))
+
+
+def undivided(block_class: str) -> Division:
+    """Everything whole on every rank: the division of degree 1."""
+    return Division(block_class, "replicated")
+
+
+def divided_atom(block_class: BlockClass, dim: LocalDim) -> int | None:
+    """The atom of an operator-local dim."""
+    for position in (*dim.reads, *dim.writes):
+        atoms = block_class.tensor_by_id[position.tensor].dims[position.dim]
+        if position.atom < len(atoms):
+            return atoms[position.atom]
+    return None
+
+
+def position_state(dim: LocalDim, tensor: int, writes: bool) -> State | None:
+    """S where the local dim stands in that tensor."""
+    for position in dim.writes if writes else dim.reads:
+        if position.tensor == tensor:
+            return State("S", position.dim, position.atom)
+    return None
+
+
+def is_view(operator: Operator) -> bool:
+    """Whether it moves nothing."""
+    return operator.traffic == ()

@@ -1,76 +1,68 @@
-"""Which operators share a kernel.
+"""Which operators run as one kernel: connected pointwise operators, reductions and norms, when kernels are compiled or fused.
 
-Eager: each operator is its own. Compiled or fused: pointwise operators and reductions that hand tensors to one another
-form one kernel, unless a contraction, an attention call or a collective lies between any two of them. An operator's level
-is the largest number of those on a way to it; operators of one level that are connected form a region, and no way leads
-out of a region and back in.
+A fused group reads from memory what comes from outside it and writes what is read outside it or kept for backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from autopar.documents.graph import Operator
-from autopar.pricing.kinds import kind_of
-from autopar.pricing.layout import Layout
-
-HEAVIEST_FIRST = ("loss", "softmax", "norm", "embedding", "dropout", "activation", "add", "copy")
+from autopar.documents.graph import BlockClass
+from autopar.pricing.division import is_view
+from autopar.pricing.work import Work
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """Operators launched together. `kind`: gemm, attention, or the slowest pointwise class among them."""
-
-    kind: str
-    operators: tuple[Operator, ...]
-
-
-def kernels_of(operators: Iterable[Operator], layout: Layout, fuse: bool) -> list[Kernel]:
-    """Kernels of operators in execution order; views launch nothing."""
-    running = list(operators)
-    if not fuse:
-        return [Kernel(kind_of(op), (op,)) for op in running if kind_of(op) != "view"]
-    group, kernels = _regions(running, layout)
-    regions: dict[int, list[Operator]] = {}
-    for operator in running:
-        if operator.id in group:
-            regions.setdefault(_find(group, operator.id), []).append(operator)
-    for members in regions.values():
-        kinds = {kind_of(operator) for operator in members}
-        kernels.append(Kernel(next(kind for kind in HEAVIEST_FIRST if kind in kinds), tuple(members)))
-    return kernels
+def fusion_groups(block_class: BlockClass, works: Sequence[Work]) -> list[list[Work]]:
+    """Operators grouped into kernels, in execution order; contractions and views stand alone."""
+    group_of: dict[int, int] = {}
+    groups: dict[int, list[Work]] = {}
+    source = _through_views(block_class)
+    writer = {tensor: work.operator.id for work in works for tensor in work.operator.writes}
+    for number, work in enumerate(works):
+        joined = number
+        if work.kind not in ("matmul", "attention", "view", "embedding"):
+            producers = [writer.get(source.get(read, read)) for read in work.operator.reads]
+            own = [group_of[p] for p in producers if p in group_of and _fuses(groups[group_of[p]][0])]
+            # Only the latest producer's group: joining earlier ones could close a cycle through a contraction between.
+            joined = max(own, default=number)
+            if joined != number and _contraction_between(works, groups[joined][-1], number):
+                joined = number
+        group_of[work.operator.id] = joined
+        groups.setdefault(joined, []).append(work)
+    return list(groups.values())
 
 
-def _regions(operators: list[Operator], layout: Layout) -> tuple[dict[int, int], list[Kernel]]:
-    """Union-find parents of the operators that fuse, and the kernels of those that do not."""
-    level: dict[int, int] = {}
-    maker: dict[int, int] = {}
-    group: dict[int, int] = {}
-    kernels = []
-    own_level: dict[int, int] = {}
-    for operator in operators:
-        kind = kind_of(operator)
-        crossing = {tensor for tensor in operator.reads if (operator.id, tensor) in layout.crossing}
-        here = max((level.get(tensor, 0) + (tensor in crossing) for tensor in operator.reads), default=0)
-        if kind in ("gemm", "attention"):
-            kernels.append(Kernel(kind, (operator,)))
-            here += 1
-        elif kind == "view":
-            made = [maker[tensor] for tensor in operator.reads if tensor in maker and tensor not in crossing]
-            maker.update((tensor, made[0]) for tensor in operator.writes if made)
-        else:
-            group[operator.id] = operator.id
-            own_level[operator.id] = here
-            for tensor in operator.reads:
-                if tensor in maker and tensor not in crossing and own_level[maker[tensor]] == here:
-                    group[_find(group, maker[tensor])] = _find(group, operator.id)
-            maker.update((tensor, operator.id) for tensor in operator.writes)
-        level.update((tensor, here) for tensor in operator.writes)
-    return group, kernels
+def external_tensors(block_class: BlockClass, group: Sequence[Work]) -> tuple[int, ...]:
+    """Tensors that a group reads from or writes to memory."""
+    inside = {work.operator.id for work in group}
+    written = {tensor for work in group for tensor in work.operator.writes}
+    read = {tensor for work in group for tensor in work.operator.reads}
+    needed = {
+        tensor
+        for operator in block_class.operators
+        if operator.id not in inside
+        for tensor in operator.reads
+        if tensor in written
+    }
+    needed |= {tensor for tensor in written if block_class.tensor_by_id[tensor].saved or tensor in block_class.outputs}
+    return tuple(sorted((read - written) | needed))
 
 
-def _find(group: dict[int, int], member: int) -> int:
-    while group[member] != member:
-        member = group[member]
-    return member
+def _fuses(work: Work) -> bool:
+    return work.kind not in ("matmul", "attention", "view", "embedding")
+
+
+def _contraction_between(works: Sequence[Work], last: Work, number: int) -> bool:
+    positions = {work.operator.id: place for place, work in enumerate(works)}
+    between = works[positions[last.operator.id] + 1 : number]
+    return any(work.kind in ("matmul", "attention") for work in between)
+
+
+def _through_views(block_class: BlockClass) -> dict[int, int]:
+    """A view's output -> the tensor behind it."""
+    source: dict[int, int] = {}
+    for operator in block_class.operators:
+        if is_view(operator) and operator.reads:
+            for tensor in operator.writes:
+                source[tensor] = source.get(operator.reads[0], operator.reads[0])
+    return source

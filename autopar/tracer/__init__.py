@@ -1,5 +1,5 @@
 """Torch in, Graph out: a training step recorded on meta tensors."""
 
-from autopar.tracer.capture import capture
+from autopar.tracer.training_step import capture, rehearsal
 
-__all__ = ["capture"]
+__all__ = ["capture", "rehearsal"]

@@ -24,7 +24,7 @@ def assemble(
     model: nn.Module,
     lists: list[BlockList],
     first: Analysis,
-    second: Analysis | None,
+    second: Analysis,
     sizes: tuple[tuple[int, int], tuple[int, int]],
     dtype: str,
     spec: str,
@@ -33,16 +33,17 @@ def assemble(
     (batch, seq), (other_batch, other_seq) = sizes
     used = [blocks for blocks in lists if any(call.module in blocks.modules for call in first.recording.calls)]
     divided = partition(first.recording, used)
-    trainable = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    names = _names(model)
+    trainable = {first_name: parameter.requires_grad for parameter, (first_name, *_) in names.items()}
     whole = Whole(first, divided, AtomTable(), dtype, trainable)
     classes, chains = _chains(whole, used)
     notes = list(_notes(first))
-    if second is not None:
-        notes += name_followers(whole.table, first, second, other_batch / batch, other_seq / seq, min(seq, other_seq))
-    else:
-        notes.append(Note(kind="unrolls_sequence", where="model", message=f"captured at sequence length {seq} only"))
+    notes += name_followers(whole.table, first, second, other_batch / batch, other_seq / seq, min(seq, other_seq))
+    if other_seq == seq:
+        message = f"takes sequences of {seq} only: what follows the sequence length is not known"
+        notes.append(Note(kind="unrolls_sequence", where="model", message=message))
     return Graph(
-        model=ModelInfo(spec=spec, hash=_hash(model), parameters=sum(p.numel() for p in model.parameters())),
+        model=ModelInfo(spec=spec, hash=_hash(model, names), parameters=sum(p.numel() for p in names)),
         captured=Captured(batch=batch, seq=seq, dtype=dtype),
         indices=tuple(whole.table.atoms.values()),
         block_classes=tuple(classes.values()),
@@ -50,9 +51,9 @@ def assemble(
         edges=tuple(_edges(whole, used)) if used else (),
         parameters=tuple(
             Parameter(name=name, shape=tuple(p.shape), dtype=_dtype(p, dtype), trainable=p.requires_grad)
-            for name, p in model.named_parameters()
+            for p, (name, *_) in names.items()
         ),
-        tied=_tied(model),
+        tied=tuple(tuple(group) for group in names.values() if len(group) > 1),
         notes=tuple(notes),
     )
 
@@ -178,11 +179,12 @@ def _notes(found: Analysis) -> Iterator[Note]:
                 yield Note(kind="mixes_batch", where=operator.module or "model", message=message)
 
 
-def _tied(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    groups: dict[int, list[str]] = {}
+def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """All names of every parameter."""
+    names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        groups.setdefault(id(parameter), []).append(name)
-    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
+        names.setdefault(parameter, []).append(name)
+    return names
 
 
 def _dtype(parameter: nn.Parameter, compute: str) -> str:
@@ -190,10 +192,10 @@ def _dtype(parameter: nn.Parameter, compute: str) -> str:
     return "compute" if name == compute else name
 
 
-def _hash(model: nn.Module) -> str:
+def _hash(model: nn.Module, names: dict[nn.Parameter, list[str]]) -> str:
     """A digest of parameters and structure, the same for any batch, sequence, dtype and file."""
     lines = [
-        *(f"{name} {tuple(p.shape)} {p.requires_grad}" for name, p in model.named_parameters()),
+        *(f"{' '.join(group)} {tuple(p.shape)} {p.requires_grad}" for p, group in names.items()),
         *(f"{name}: {type(module).__qualname__}" for name, module in model.named_modules()),
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

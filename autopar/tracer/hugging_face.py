@@ -116,12 +116,13 @@ def _model_class(transformers: Any, data: dict[str, Any], config: Any, path: Pat
         if found is not None:
             return found
     autos = transformers.models.auto.modeling_auto
-    for mapping in ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "IMAGE_CLASSIFICATION"):
-        classes = getattr(autos, f"MODEL_FOR_{mapping}_MAPPING")
+    for mapping in ("FOR_CAUSAL_LM_", "FOR_SEQ_TO_SEQ_CAUSAL_LM_", "FOR_MASKED_LM_", "FOR_IMAGE_CLASSIFICATION_", ""):
+        classes = getattr(autos, f"MODEL_{mapping}MAPPING")
         if type(config) in classes:
             return classes[type(config)]
     raise CaptureError(
-        f"{path}: architectures {data.get('architectures')} are not in transformers {transformers.__version__}"
+        f"{path}: architectures {data.get('architectures')} are not in transformers {transformers.__version__}; write a "
+        "model.py with build_model() instead"
     )
 
 

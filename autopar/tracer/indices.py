@@ -47,6 +47,8 @@ def analyse(recording: Recording) -> Analysis:
     for parameter, gradient in recording.gradients.items():
         for own, other in zip(found.dims[parameter], found.dims[gradient], strict=True):
             unify(own, other)
+    # Later operators may have joined a concatenated dim's atom to another.
+    found.segments = {leaf: parts for node, parts in found.segments.items() for leaf in leaves([node])}
     return found
 
 

@@ -1,9 +1,11 @@
 """The recompute menu of a block class: what may be kept, what is then run again.
 
-    none        everything autograd keeps
-    attention   explicit attention only: what has two sequence dims is dropped (Korthikanti et al., arXiv 2205.05198)
-    selective   outputs of contractions and attention calls are kept, everything between them is run again
-    full        the block's inputs are kept, the whole forward is run again
+    none         everything autograd keeps
+    selective    the inside of explicit attention, what pairs two positions, is run again (Korthikanti et al.,
+                 arXiv 2205.05198, section 5); only where attention is explicit
+    selective-2  outputs of contractions and attention calls are kept, everything between them is run again; the only
+                 `selective` where attention is one fused call
+    full         the block's inputs are kept, the whole forward is run again
 
 An entry that frees nothing is left out. A storage is kept once, under its first tensor.
 """
@@ -22,13 +24,23 @@ def recompute_menu(
     menu = _Menu(tensors, [op for op in operators if op.phase == "forward"], inputs, storages)
     options = [RecomputeOption(name="none", saved=tuple(tensor.id for tensor in tensors if tensor.saved))]
     if any(tensor.saved and _pairs_positions(tensor) for tensor in tensors):
-        options.append(menu.option("attention", lambda op: not menu.makes_pairs(op)))
+        options.append(menu.option("selective", lambda op: not menu.makes_pairs(op)))
     options.append(menu.option("selective", lambda op: bool(op.model_flops) and not menu.makes_pairs(op)))
     options.append(menu.option("full", lambda op: False))
     distinct: dict[tuple[int, ...], RecomputeOption] = {}
     for option in options:
         distinct.setdefault(tuple(sorted(option.saved)), option)
-    return tuple(distinct.values())
+    return _numbered(list(distinct.values()))
+
+
+def _numbered(options: list[RecomputeOption]) -> tuple[RecomputeOption, ...]:
+    """Names told apart: selective, selective-2."""
+    seen: dict[str, int] = {}
+    for place, option in enumerate(options):
+        seen[option.name] = seen.get(option.name, 0) + 1
+        if seen[option.name] > 1:
+            options[place] = option.model_copy(update={"name": f"{option.name}-{seen[option.name]}"})
+    return tuple(options)
 
 
 def _pairs_positions(tensor: Tensor) -> bool:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from autopar.errors import CaptureError
 from autopar.tracer.recording import ModuleCall, OperatorRecord, Recording, Ref, TensorRecord
 from autopar.tracer.routing import device_kernels, no_checkpointing
 from autopar.tracer.shadow import NoValue, Shadows
@@ -22,6 +23,10 @@ from autopar.tracer.shadow import NoValue, Shadows
 Key = tuple[Any, ...]
 _SAME_TENSOR = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default)
 """Operators whose output is their input: no record of their own."""
+
+
+MOST_OPERATORS = 100_000
+"""A block is a few hundred operators, so a model that runs more than this unrolls a loop over its sequence."""
 
 
 class Recorder(TorchDispatchMode):
@@ -41,7 +46,12 @@ class Recorder(TorchDispatchMode):
         self._alive: list[Any] = []
         self._operator_of_node: dict[int, int] = {}
         self._modules: list[str] = [""]
-        self.names = {module: name for name, module in model.named_modules() if not _inside(name, skipped)}
+        inside = tuple(f"{block}." for block in skipped)
+        self.names = {
+            module: name
+            for name, module in model.named_modules()
+            if name not in skipped and not name.startswith(inside)
+        }
         self.running = "none"
         """The operator that runs now, or ran last."""
         self._saved_storages: set[int] = set()
@@ -78,6 +88,11 @@ class Recorder(TorchDispatchMode):
         forward = self._operator_of_node.get(number) if backward else None
         module = self.recording.operators[forward].module if forward is not None else self._modules[-1]
         identity = len(self.recording.operators)
+        if identity >= MOST_OPERATORS:
+            raise CaptureError(
+                f"in module '{module}': more than {MOST_OPERATORS:,} operators: a loop over the sequence runs step by step; "
+                "capture at a shorter sequence (--seq-len 256), or with a kernel that takes the whole sequence"
+            )
         outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
         writes = tuple(self._register(tensor).id for tensor in outputs)
         phase: Literal["forward", "backward"] = "backward" if backward else "forward"
@@ -177,10 +192,6 @@ class Recorder(TorchDispatchMode):
 
     def _tensor_ids(self, values: Any) -> tuple[int, ...]:
         return tuple(self.tensor_id(leaf) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
-
-
-def _inside(name: str, blocks: Sequence[str]) -> bool:
-    return name in blocks or name.startswith(tuple(f"{block}." for block in blocks))
 
 
 def _own(names: dict[nn.Module, str], kind: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch._dynamo  # torch's meta kernels import it and the next at their first call: here rather than in a capture
+import torch.fx.experimental.symbolic_shapes
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint

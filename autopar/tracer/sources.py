@@ -6,6 +6,7 @@ own file is executed.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from autopar.errors import CaptureError
 from hardware_profiles.schema import did_you_mean
@@ -70,12 +71,10 @@ class Source:
 def open_source(spec: Any, example_inputs: Any = None, seq_len: int | None = None) -> Source:
     """The source a spec names; a module or factory comes with `example_inputs`. Raises CaptureError."""
     if isinstance(spec, nn.Module):
-        return Source(
-            type(spec).__name__, lambda: spec, _given_inputs(example_inputs), None, seq_len or LONGEST_DEFAULT
-        )
+        module = spec
+        return _with_inputs(type(spec).__name__, lambda: meta_copy(module), example_inputs, seq_len)
     if callable(spec):
-        name = getattr(spec, "__name__", "factory")
-        return Source(name, spec, _given_inputs(example_inputs), None, seq_len or LONGEST_DEFAULT)
+        return _with_inputs(getattr(spec, "__name__", "factory"), spec, example_inputs, seq_len)
     text = str(spec)
     path = Path(text)
     if path.is_dir() or path.suffix == ".json":
@@ -89,10 +88,43 @@ def open_source(spec: Any, example_inputs: Any = None, seq_len: int | None = Non
     return _from_module(text, seq_len)
 
 
-def _given_inputs(example_inputs: Any) -> Callable[[int, int], Any]:
-    if example_inputs is None:
-        raise CaptureError("a module needs example_inputs too: a function (batch, seq) -> inputs")
-    return example_inputs if callable(example_inputs) else (lambda batch, seq: example_inputs)
+def meta_copy(model: nn.Module) -> nn.Module:
+    """A copy of a model on meta, the model itself untouched; fp32 tensors take the default dtype of the moment."""
+    known: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        dtype = torch.get_default_dtype() if tensor.dtype is torch.float32 else tensor.dtype
+        empty = torch.empty_like(tensor, device="meta", dtype=dtype)
+        known[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return copy.deepcopy(model, known)
+
+
+def _with_inputs(name: str, build: Callable[[], nn.Module], example: Any, seq_len: int | None) -> Source:
+    if example is None:
+        raise CaptureError(f"{name}: a module needs example_inputs too: a function (batch, seq) -> inputs")
+    if callable(example):
+        return Source(name, build, example, None, seq_len or LONGEST_DEFAULT)
+    tensors = [leaf for leaf in tree_leaves(example) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    if not tensors:
+        raise CaptureError(
+            f"{name}: example_inputs hold no tensor with a batch dim; give a function (batch, seq) -> inputs"
+        )
+    batch, *rest = tensors[0].shape
+    seq = rest[0] if rest else 1
+    return Source(name, build, lambda b, s: _resized(example, (batch, b), (seq, s)), None, seq_len or seq)
+
+
+def _resized(example: Any, batch: tuple[int, int], seq: tuple[int, int]) -> Any:
+    """The example's tensors at another batch (first dim) and sequence (second dim), each (as given, wanted)."""
+
+    def resize(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.dim():
+            return leaf
+        shape = list(leaf.shape)
+        for dim, (given, wanted) in enumerate((batch, seq)[: len(shape)]):
+            shape[dim] = wanted if shape[dim] == given else shape[dim]
+        return torch.zeros(shape, dtype=leaf.dtype)
+
+    return tree_map(resize, example)
 
 
 def _from_module(spec: str, seq_len: int | None) -> Source:
@@ -129,6 +161,7 @@ def _load_file(path: Path) -> ModuleType:
         raise CaptureError(f"{path}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
+    _forget_namesakes(path.resolve().parent)
     sys.path.insert(0, folder)
     sys.modules[name] = module
     try:
@@ -137,6 +170,19 @@ def _load_file(path: Path) -> ModuleType:
     finally:
         sys.path.remove(folder)
     return module
+
+
+_FOLDERS: set[Path] = set()
+"""Folders that model files were loaded from."""
+
+
+def _forget_namesakes(folder: Path) -> None:
+    """A sibling of an earlier model file must not answer for one of the same name beside this file."""
+    for sibling in folder.glob("*.py"):
+        origin = getattr(sys.modules.get(sibling.stem), "__file__", None)
+        if origin is not None and Path(origin).parent in _FOLDERS - {folder}:
+            del sys.modules[sibling.stem]
+    _FOLDERS.add(folder)
 
 
 def _import(name: str, spec: str) -> ModuleType:

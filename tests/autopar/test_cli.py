@@ -86,7 +86,7 @@ def test_explain_says_what_each_stage_holds(capsys, tmp_path):
 
 def test_profiles_lists_clusters_and_shows_sources(capsys):
     assert "h100x16384" in run(capsys, "profiles")[1]
-    assert "source" in run(capsys, "profiles", "a100x64")[1].lower()
+    assert "DGX A100" in run(capsys, "profiles", "a100x64")[1]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,17 @@ def test_a_model_too_large_exits_3_and_says_by_how_much(capsys, tmp_path):
         atom.model_copy(update={"size": atom.size * 20_000}) if atom.name in ("hidden", "ffn") else atom
         for atom in graph.indices
     )
-    graph.model_copy(update={"indices": wide}).save(tmp_path / "wide.json")
+    classes = tuple(
+        item.model_copy(
+            update={
+                "parameters": tuple(
+                    p.model_copy(update={"shape": tuple(20_000 * n for n in p.shape)}) for p in item.parameters
+                )
+            }
+        )
+        for item in graph.block_classes
+    )
+    graph.model_copy(update={"indices": wide, "block_classes": classes}).save(tmp_path / "wide.json")
     status, _, err = run(
         capsys,
         "plan",

@@ -120,7 +120,8 @@ def _is_pointwise(name: str) -> bool:
     "aten.clone", "aten._to_copy", "aten.copy_", "aten.detach", "aten.alias", "aten.fill_", "aten.zero_", "aten.zeros_like",
     "aten.ones_like", "aten.empty_like", "aten.full_like", "aten.native_dropout", "aten.native_dropout_backward",
     "aten.masked_fill", "aten.lift_fresh", "aten.bernoulli_", "aten.rand_like", "aten.tril", "aten.triu",
-    "aten.to", "aten.contiguous", "aten._conj", "aten.rms_norm",
+    "aten.to", "aten.contiguous", "aten._conj", "aten.rms_norm", "aten.floor_divide", "aten.softplus_backward", "aten.polar",
+    "aten.silu_backward", "aten.gelu_backward",
 )  # fmt: skip
 def pointwise(c: Context) -> Rule:
     """Every tensor's dims stand, from the right, against those of the first write."""

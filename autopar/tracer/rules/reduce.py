@@ -137,7 +137,8 @@ def nll_loss(c: Context) -> Rule:
 
 
 @rule("aten.gather", "aten.index_select", "aten.scatter", "aten.scatter_add", "aten.topk", "aten.index", "aten.index_put",
-      "aten.index_add", "aten.one_hot", "aten.bincount", "aten.nonzero", "aten._unsafe_index")  # fmt: skip
+      "aten.index_add", "aten.index_put_", "aten.scatter_", "aten.scatter_add_",
+      "aten.index_add_", "aten.histc", "aten.one_hot", "aten.bincount", "aten.nonzero", "aten._unsafe_index")  # fmt: skip
 def picks(c: Context) -> Rule:
     """Whole in every dim: which elements meet depends on data."""
     tensors = (*c.operator.reads, *c.operator.writes)

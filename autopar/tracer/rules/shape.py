@@ -143,6 +143,26 @@ def stack(c: Context) -> Rule:
     return found
 
 
+@rule("aten.view_as_real", "aten.view_as_complex")
+def view_as_parts(c: Context) -> Rule:
+    """Real and imaginary part are a last dim of 2 on one side."""
+    source = c.tensor(0)
+    rank = min(len(c.shape(source)), len(c.shape(c.out)))
+    found = Rule([Letter("parallel", [(source, dim), (c.out, dim)]) for dim in range(rank)], moves=[])
+    found.letters += [Letter("whole", [(tensor, rank)]) for tensor in (source, c.out) if len(c.shape(tensor)) > rank]
+    return found
+
+
+@rule("aten.as_strided")
+def as_strided(c: Context) -> Rule:
+    """The same dims under other strides, or a window that no index describes."""
+    source = c.tensor(0)
+    if c.shape(source) == c.shape(c.out):
+        return Rule([Letter("parallel", [(source, d), (c.out, d)]) for d in range(len(c.shape(source)))], moves=[])
+    places = [(tensor, dim) for tensor in (source, c.out) for dim in range(len(c.shape(tensor)))]
+    return Rule([Letter("whole", [place]) for place in places], moves=[])
+
+
 @rule("aten.slice_backward")
 def slice_backward(c: Context) -> Rule:
     """The gradient of a slice: zeros around it."""

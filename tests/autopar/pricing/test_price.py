@@ -1,114 +1,121 @@
-"""Prices of captured blocks against closed forms of the papers."""
+"""Prices of a plain GPT layer under Megatron's division, against published closed forms and conservation laws."""
 
-import numpy as np
+from __future__ import annotations
+
 import pytest
 
-from autopar.pricing.kernels import Point
-from autopar.pricing.price import Compiled, size_vector_of
-from tests.autopar.captured import block, division, graph, price
+from autopar.planner.sharding import divide
+from autopar.pricing import Setting, price_block, undivided
+from autopar.tracer import capture
+from hardware_profiles.profile import load_cluster
+from hardware_profiles.topology import Topology
+from tests.models import GptLayer, Stack, hidden_states
 
-GPT = "gpt3_175b"
-SEQ, HIDDEN, HEADS = 2048, 12288, 96
+HIDDEN, SEQ = 1024, 2048
 SBH = SEQ * HIDDEN
+CLUSTER = load_cluster("a100x8")
+BLOCK = "layers.*"
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return capture(
+        lambda: Stack(lambda: GptLayer(HIDDEN, HIDDEN // 128, fused=True), HIDDEN, 4),
+        hidden_states(HIDDEN),
+        seq_len=SEQ,
+    )
+
+
+def price(graph, degree=1, boundary="sequence", micro_batch=1, kernels="eager"):
+    division = undivided(BLOCK) if degree == 1 else divide(graph, BLOCK, boundary, degree, SEQ)
+    chip = CLUSTER.node_groups[0].chip
+    setting = Setting(chip, "bf16", kernels, degree, Topology(CLUSTER).strided(degree, 1), SEQ)
+    return price_block(graph, BLOCK, division, setting, [micro_batch])[0]
+
+
+def test_an_undivided_fused_layer_keeps_34_sbh(graph):
+    # Korthikanti et al., arXiv 2205.05198, table 2; the fused kernel's log-sum-exp adds 4 bytes per head and row.
+    assert price(graph).recompute["none"].saved_bytes == pytest.approx(34 * SBH, rel=0.005)
 
 
 @pytest.mark.parametrize("degree", [2, 4, 8])
-def test_saved_bytes_of_gpt_under_sequence_parallelism_are_korthikantis_with_gathered_inputs(degree):
-    # arXiv 2205.05198, Table 2, flash attention: 34 sbh / t; torch keeps the two gathered inputs whole: 2 * 2 sbh (1 - 1/t)
-    expected = SBH * (34 / degree + 4 * (1 - 1 / degree))
-    assert price(GPT, block(GPT), "sequence", degree, seq=SEQ).recompute["none"].saved_bytes == pytest.approx(
-        expected, rel=0.005
-    )
+def test_under_sequence_parallelism_the_two_gathered_inputs_stay_whole(graph, degree):
+    # Table 2 has 34 sbh / t; linears that keep their gathered input hold 2 sbh whole instead of divided, twice a layer.
+    expected = (34 / degree + 4 * (1 - 1 / degree)) * SBH
+    assert price(graph, degree).recompute["none"].saved_bytes == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize("degree", [2, 4, 8])
-def test_saved_bytes_of_gpt_under_tensor_parallelism_are_korthikantis(degree):
-    expected = SBH * (10 + 24 / degree)
-    assert price(GPT, block(GPT), "replicate", degree, seq=SEQ).recompute["none"].saved_bytes == pytest.approx(
-        expected, rel=0.005
-    )
+def test_without_sequence_parallelism_norms_and_dropout_are_kept_whole(graph, degree):
+    # Table 2: sbh (10 + 24/t) once attention is fused.
+    expected = (10 + 24 / degree) * SBH
+    assert price(graph, degree, "replicated").recompute["none"].saved_bytes == pytest.approx(expected, rel=0.01)
 
 
-def test_full_recompute_keeps_the_block_input():
-    assert price(GPT, block(GPT), "replicate", 8, seq=SEQ).recompute["full"].saved_bytes == 2 * SBH
-    assert price(GPT, block(GPT), "sequence", 8, seq=SEQ).recompute["full"].saved_bytes == 2 * SBH / 8
+@pytest.mark.parametrize("degree", [2, 4, 8])
+def test_matrices_are_divided_and_vectors_are_not(graph, degree):
+    matrices, divided_biases, whole = 12 * HIDDEN**2, 3 * HIDDEN + 4 * HIDDEN, 2 * HIDDEN + 4 * HIDDEN
+    assert price(graph, degree).parameter_elements == pytest.approx((matrices + divided_biases) / degree + whole)
 
 
-def test_undivided_saved_bytes_are_the_graphs_own():
-    found = graph(GPT)
-    expected = found.class_by_name[block(GPT)].saved_bytes(found.sizes(1, SEQ), 2)
-    assert price(GPT, block(GPT), "replicate", 1, seq=SEQ).recompute["none"].saved_bytes == pytest.approx(expected)
+def test_a_layer_gathers_twice_and_scatters_twice_each_way(graph):
+    found = price(graph, 4)
+    for collectives in (found.forward_collectives, found.backward_collectives):
+        assert {item.kind: item.count for item in collectives} == {"all_gather": 2, "reduce_scatter": 2}
+        assert all(item.bytes == 2 * SBH for item in collectives)
 
 
-@pytest.mark.parametrize("boundary", ["replicate", "sequence"])
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_ranks_together_do_the_undivided_flops(boundary, phase):
-    name = "llama3_8b"
-    found = graph(name)
-    compiled = Compiled(found, division(name, block(name), boundary, 8), "eager")
-    sizes = size_vector_of(found, 1, 4096)
-    local = sum(
-        float(np.sum(products.flops.evaluate(*Point(sizes, 8, 2.0))))
-        for products in compiled.phases[phase]._products.values()
-    )
-    local += sum(
-        float(np.sum(flops.evaluate(*Point(sizes, 8, 2.0)))) for flops, *_ in compiled.phases[phase]._attention.values()
-    )
-    whole = found.class_by_name[block(name)].flops("executed", found.sizes(1, 4096), phase)
-    assert local * 8 == pytest.approx(whole)
+def test_without_sequence_parallelism_it_reduces_twice_each_way(graph):
+    found = price(graph, 4, "replicated")
+    for collectives in (found.forward_collectives, found.backward_collectives):
+        assert {item.kind: item.count for item in collectives} == {"all_reduce": 2}
 
 
-def test_a_rank_holds_its_share_of_the_matrices_and_whole_norms():
-    h, f = 4096, 14336
-    matrices = 2 * h * h + 2 * h * 1024 + 3 * h * f
-    assert price("llama3_8b", block("llama3_8b"), "sequence", 4).parameter_elements == matrices / 4 + 2 * h
+def test_full_recompute_keeps_only_the_layers_input_and_repeats_its_collectives(graph):
+    found = price(graph, 4)
+    full = found.recompute["full"]
+    assert full.saved_bytes == pytest.approx(2 * SBH / 4)
+    assert full.collectives == found.forward_collectives
+    assert 0.8 * found.forward_seconds < full.seconds <= found.forward_seconds * (1 + 1e-9)
 
 
-def test_the_hidden_state_handed_on_is_divided_on_the_sequence_only_under_sequence_parallelism():
-    assert price(GPT, block(GPT), "replicate", 8, seq=SEQ).output_bytes == 2 * SBH
-    assert price(GPT, block(GPT), "sequence", 8, seq=SEQ).output_bytes == 2 * SBH / 8
+def test_recompute_trades_bytes_for_seconds(graph):
+    options = list(price(graph).recompute.values())
+    assert [o.saved_bytes for o in options] == sorted((o.saved_bytes for o in options), reverse=True)
+    assert [o.seconds for o in options] == sorted(o.seconds for o in options)
 
 
-def test_each_collective_of_a_block_carries_one_hidden_state():
-    found = price(GPT, block(GPT), "sequence", 8, seq=SEQ)
-    for item in (*found.forward_collectives, *found.backward_collectives):
-        assert (item.axis, item.count, item.bytes) == ("tp", 2, 2 * SBH)
+def test_no_block_runs_above_the_chips_peak(graph):
+    found, sizes = price(graph, micro_batch=8), graph.sizes(8, SEQ)
+    block = graph.class_by_name[BLOCK]
+    peak = CLUSTER.node_groups[0].chip.peak_flops("bf16")
+    assert found.forward_seconds >= block.flops("executed", sizes, "forward") / peak
+    assert found.backward_seconds >= block.flops("executed", sizes, "backward") / peak
 
 
-def test_vocabulary_parallel_loss_reduces_three_numbers_a_row():
-    # COSTS: three all-reduces of 4 bytes a token (Shoeybi et al. 2019, section 3: the loss is fused with the logits)
-    found = price("llama3_8b", "epilogue", "replicate", 8)
-    assert [(c.kind, c.count, c.bytes) for c in found.forward_collectives] == [("all_reduce", 3, 4 * 4096)]
+def test_dividing_never_slows_compute_nor_speeds_it_up_more_than_the_degree(graph):
+    seconds = [price(graph, degree, micro_batch=4).forward_seconds for degree in (1, 2, 4, 8)]
+    assert seconds == sorted(seconds, reverse=True)
+    for degree, value in zip((2, 4, 8), seconds[1:], strict=True):
+        assert value >= seconds[0] / degree * (1 - 1e-9)
 
 
-def test_fusing_launches_less_and_takes_less_time():
-    eager, compiled = (price("llama3_8b", block("llama3_8b"), "replicate", 1, kernels=k) for k in ("eager", "compiled"))
+def test_fused_kernels_move_fewer_bytes_and_keep_the_same(graph):
+    eager, compiled = price(graph, micro_batch=4), price(graph, micro_batch=4, kernels="compiled")
     assert compiled.forward_seconds < eager.forward_seconds
-    assert compiled.backward_seconds < eager.backward_seconds
-    assert compiled.workspace_bytes <= eager.workspace_bytes
+    assert compiled.recompute["none"].saved_bytes == eager.recompute["none"].saved_bytes
 
 
-def test_a_block_is_no_faster_than_its_flops_at_peak():
-    found = graph("llama3_8b")
-    whole = found.class_by_name[block("llama3_8b")].flops("executed", found.sizes(1, 4096), "forward")
-    assert price("llama3_8b", block("llama3_8b"), "replicate", 1).forward_seconds > whole / 989.5e12
+def test_prices_of_many_micro_batches_are_those_of_each(graph):
+    chip = CLUSTER.node_groups[0].chip
+    setting = Setting(chip, "bf16", "eager", 1, Topology(CLUSTER).strided(1, 1), SEQ)
+    together = price_block(graph, BLOCK, undivided(BLOCK), setting, [1, 2, 8])
+    assert [p.forward_seconds for p in together] == [price(graph, micro_batch=b).forward_seconds for b in (1, 2, 8)]
 
 
-def test_small_blocks_wait_for_the_host():
-    tiny = price("tiny_llama", block("tiny_llama"), "replicate", 1, seq=16)
-    assert tiny.forward_overhead_seconds > 0.5 * tiny.forward_seconds
-    assert price("llama3_8b", block("llama3_8b"), "replicate", 1).forward_overhead_seconds == 0
-
-
-def test_full_recompute_repeats_forward_and_its_collectives():
-    found = price(GPT, block(GPT), "replicate", 8, seq=SEQ)
-    again = found.recompute["full"]
-    assert 0.9 * found.forward_seconds < again.seconds <= found.forward_seconds
-    assert [(c.kind, c.count) for c in again.collectives] == [("all_reduce", 2)]
-
-
-def test_saved_bytes_grow_with_the_micro_batch():
-    one, two = (
-        price(GPT, block(GPT), "sequence", 8, seq=SEQ, micro_batch=m).recompute["none"].saved_bytes for m in (1, 2)
-    )
-    assert two == pytest.approx(2 * one)
+def test_a_small_block_waits_for_the_host():
+    small = capture(lambda: Stack(lambda: GptLayer(64, 4, fused=True), 64, 4), hidden_states(64), seq_len=16)
+    chip = CLUSTER.node_groups[0].chip
+    setting = Setting(chip, "bf16", "eager", 1, Topology(CLUSTER).strided(1, 1), 16)
+    found = price_block(small, BLOCK, undivided(BLOCK), setting, [1])[0]
+    assert found.forward_overhead_seconds > 0

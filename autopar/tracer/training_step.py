@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from autopar.tracer.record import Recorder, recording_of
 from autopar.tracer.recording import Recording
 from autopar.tracer.routing import NoInitialValues
 from autopar.tracer.sources import Source, open_source, source_line, user_code
+from hardware_profiles.schema import did_you_mean
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -37,13 +38,14 @@ def capture(spec: Any, example_inputs: Any = None, *, seq_len: int | None = None
     Raises CaptureError naming module, operator, source line and a way out.
     """
     source = open_source(spec, example_inputs, seq_len)
+    if dtype not in DTYPES:
+        raise CaptureError(f"dtype '{dtype}' is not known{did_you_mean(dtype, DTYPES)}; allowed: {', '.join(DTYPES)}")
     compute = DTYPES[dtype]
     with _training_defaults(compute):
         model = build_on_meta(source)
         lists = find_block_lists(model)
         sizes = ((BATCH, source.seq_len), (OTHER_BATCH, max(2, source.seq_len // 2)))
         first = analyse(_record(source, model, lists, *sizes[0]))
-        second = None
         try:
             second = analyse(_record(source, model, lists, *sizes[1]))
         except CaptureError:
@@ -72,7 +74,8 @@ def build_on_meta(source: Source) -> nn.Module:
         raise CaptureError(f"{source.spec}: build_model() returned {type(model).__name__}, expected a torch.nn.Module")
     if next(model.parameters(), None) is None:
         raise CaptureError(f"{source.spec}: the model has no parameters: nothing to train")
-    model = model.to("meta")
+    if any(not tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        model = model.to("meta")
     for module in model.modules():
         # Recompute is the planner's to choose; this is the switch that Hugging Face models have.
         if getattr(module, "gradient_checkpointing", None) is True:
@@ -89,13 +92,17 @@ def _record(source: Source, model: nn.Module, lists: list[BlockList], batch: int
         with only_two_run(model, lists), recording as recorder:
             output = model(*args, **kwargs)
             source.loss_of(output, args, kwargs).backward()
-    except CaptureError:
-        raise
+    except CaptureError as error:
+        raise CaptureError(_with_spec(source, str(error))) from None
     except Exception as error:
         raise CaptureError(_failure(source, model, recorder, error)) from None
     finally:
         model.zero_grad(set_to_none=True)
     return recorder.recording
+
+
+def _with_spec(source: Source, message: str) -> str:
+    return message if message.startswith(source.spec) else f"{source.spec}: {message}"
 
 
 def _real_batch(source: Source, batch: int, seq: int) -> Any:
@@ -134,3 +141,22 @@ def _training_defaults(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
         if collected:
             gc.enable()
+
+
+def rehearsal(
+    spec: Any, seq_len: int | None = None, dtype: str = "bf16"
+) -> tuple[nn.Module, Callable[[int, int], None]]:
+    """A model on meta and a function (batch, seq) that runs one training step of it, equal blocks stood in for.
+
+    The step raises CaptureError like `capture`; it is what a dry run runs after changing the model's shapes.
+    """
+    source = open_source(spec, None, seq_len)
+    with _training_defaults(DTYPES[dtype]):
+        model = build_on_meta(source)
+    lists = find_block_lists(model)
+
+    def step(batch: int, seq: int) -> None:
+        with _training_defaults(DTYPES[dtype]):
+            _record(source, model, lists, batch, seq)
+
+    return model, step

@@ -1,0 +1,183 @@
+"""What each forward operator of a block class may do over the tp axis.
+
+Divide one of its local dims, parallel or summed (a whole one where a composite divides it all the same); or run whole, with
+whole gradients (R) or with a rank's own share of them (R*). An option says in which state every read and write then is.
+
+The batch is not offered (that is dp). A dim is divided along its outermost index only, batch aside: what a rank holds is
+then contiguous. Matrices are stored divided, unless they may stay whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from autopar.documents.graph import BlockClass, Graph, LocalDim, Operator
+from autopar.pricing.division import (
+    PARTIAL,
+    WHOLE,
+    WHOLE_PARTIAL_GRADIENT,
+    Boundary,
+    State,
+    divided_atom,
+    is_view,
+    position_state,
+)
+
+CARRIED_OUT = ("vocab_parallel",)
+"""Composites that the runtime carries out."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to run an operator: the states of its reads and writes."""
+
+    dim: int | None
+    reads: dict[int, State]
+    writes: dict[int, State]
+    share: float
+    composite: str = ""
+
+
+class Options:
+    """A block class at one degree and boundary, with the options of every forward operator."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        class_name: str,
+        boundary: Boundary,
+        degree: int,
+        seq_len: int,
+        may_stay_whole: bool,
+        pinned: Mapping[str, State],
+        loss_parallel: bool,
+    ) -> None:
+        self.block_class: BlockClass = graph.class_by_name[class_name]
+        self.boundary, self.degree = boundary, degree
+        self.may_stay_whole, self.pinned, self.loss_parallel = may_stay_whole, pinned, loss_parallel
+        self.follows = {atom.id: atom.follows for atom in graph.indices}
+        self.sizes = graph.sizes(1, seq_len)
+        self.forward = [operator for operator in self.block_class.operators if operator.phase == "forward"]
+        self.learned = _learned(self.block_class, self.forward)
+        self.writer = {tensor: operator.id for operator in self.forward for tensor in operator.writes}
+        self.of = {
+            operator.id: [option for option in self._options(operator) if self._agrees(option)]
+            for operator in self.forward
+        }
+
+    def _options(self, operator: Operator) -> Iterator[Option]:
+        stored = (
+            []
+            if is_view(operator) or self.may_stay_whole
+            else [read for read in operator.reads if self._is_matrix(read)]
+        )
+        if not stored:
+            yield self._whole(operator, WHOLE)
+            yield self._whole(operator, WHOLE_PARTIAL_GRADIENT)
+        if is_view(operator) and operator.reads and operator.reads[0] in self.learned:
+            yield self._whole(operator, PARTIAL)
+        for number, dim in enumerate(operator.local_dims):
+            atom = divided_atom(self.block_class, dim)
+            if atom is None or self.follows[atom] == "batch" or self.sizes[atom] % self.degree:
+                continue
+            if not self._is_outermost(dim):
+                continue
+            if self.follows[atom] == "sequence" and self.boundary != "sequence":
+                continue
+            names = self._composites(operator, dim) if dim.role == "whole" else [""]
+            for name in names:
+                option = self._divided(operator, number, name)
+                if self._storable(option) and all(option.reads[read].kind == "S" for read in stored):
+                    yield option
+
+    def _composites(self, operator: Operator, dim: LocalDim) -> list[str]:
+        """Composites offered; an embedding reads a matrix, a loss does not."""
+        is_loss = not any(self._is_matrix(read) for read in operator.reads)
+        if is_loss and not self.loss_parallel:
+            return []
+        return [item.name for item in dim.composites if item.name in CARRIED_OUT]
+
+    def _is_outermost(self, dim: LocalDim) -> bool:
+        """Whether only batch stands outside it in every tensor: what a rank holds is then contiguous in a dim."""
+        for spot in (*dim.reads, *dim.writes):
+            outside = self.block_class.tensor_by_id[spot.tensor].dims[spot.dim][: spot.atom]
+            if any(self.follows[atom] != "batch" for atom in outside):
+                return False
+        return True
+
+    def _agrees(self, option: Option) -> bool:
+        """Whether parameters that another class holds too are stored as it stores them."""
+        for tensor, state in option.reads.items():
+            wanted = self.pinned.get(self.block_class.tensor_by_id[tensor].parameter or "")
+            if wanted is not None and (state.kind == "S" or wanted.kind == "S") and state != wanted:
+                return False
+        return True
+
+    def _whole(self, operator: Operator, state: State) -> Option:
+        reads = {read: state if read in self.learned else WHOLE for read in operator.reads}
+        writes = {write: state if write in self.learned else WHOLE for write in operator.writes}
+        return Option(None, reads, writes, 1.0)
+
+    def _divided(self, operator: Operator, number: int, composite: str) -> Option:
+        dim = operator.local_dims[number]
+        reads = {}
+        for read in operator.reads:
+            spot = position_state(dim, read, writes=False)
+            reads[read] = spot or (WHOLE_PARTIAL_GRADIENT if read in self.learned else WHOLE)
+        writes = {}
+        for write in operator.writes:
+            spot = position_state(dim, write, writes=True)
+            # What a summed or composite dim leaves, where the dim itself is gone, is a share of a sum; summing one number
+            # costs nothing worth a decision.
+            is_number = not self.block_class.tensor_by_id[write].atoms
+            writes[write] = spot or (PARTIAL if (dim.role == "summed" or composite) and not is_number else WHOLE)
+        return Option(number, reads, writes, 1.0 / self.degree, composite)
+
+    def _storable(self, option: Option) -> bool:
+        """Parameters are divided only along the outermost atom of a dim: what a rank stores is then contiguous in it."""
+        return all(
+            state.kind != "S" or state.atom == 0
+            for tensor, state in option.reads.items()
+            if self.block_class.tensor_by_id[tensor].parameter is not None
+        )
+
+    def _is_matrix(self, tensor: int) -> bool:
+        """A parameter of several dims, or a view of one."""
+        behind = [self.block_class.tensor_by_id[one] for one in self.behind(tensor)]
+        return any(one.parameter is not None and len(one.dims) > 1 for one in behind)
+
+    def behind(self, tensor: int) -> Iterator[int]:
+        """A tensor and what it is a view of."""
+        yield tensor
+        writer = self.writer.get(tensor)
+        while writer is not None and is_view(self.block_class.operator_by_id[writer]):
+            tensor = self.block_class.operator_by_id[writer].reads[0]
+            yield tensor
+            writer = self.writer.get(tensor)
+
+    def boundary_state(self, tensor: int) -> State:
+        """Hidden states cross a boundary divided along the sequence, or whole; tables and token ids always whole."""
+        found = self.block_class.tensor_by_id[tensor]
+        if self.boundary == "sequence" and self._is_hidden(tensor):
+            for dim, atoms in enumerate(found.dims):
+                for atom, number in enumerate(atoms):
+                    if self.follows[number] == "sequence":
+                        return State("S", dim, atom)
+        return WHOLE
+
+    def _is_hidden(self, tensor: int) -> bool:
+        """Whether it carries a gradient between blocks: a floating tensor that follows the batch."""
+        found = self.block_class.tensor_by_id[tensor]
+        return found.dtype in ("compute", "float32", "float64") and any(self.follows[a] == "batch" for a in found.atoms)
+
+
+def _learned(block_class: BlockClass, forward: list[Operator]) -> set[int]:
+    """Tensors that carry a gradient: inputs that follow the batch in floating point, parameters, and what comes of them."""
+    found = {tensor.id for tensor in block_class.tensors if tensor.parameter is not None}
+    floating = ("compute", "float32", "float64")
+    found |= {tensor for tensor in block_class.inputs[:1] if block_class.tensor_by_id[tensor].dtype in floating}
+    for operator in forward:
+        if found & set(operator.reads):
+            found |= {tensor for tensor in operator.writes if block_class.tensor_by_id[tensor].dtype in floating}
+    return found

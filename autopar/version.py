@@ -1,0 +1,3 @@
+"""The version that plans are stamped with."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,85 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_models.executors import EXECUTORS, FRAMEWORKS, executor
+from cost_models.memory import STORAGE
+from cost_models.overlap import overlap_fraction, slowed_seconds
+from cost_models.uncertainty import GROUPS, interval
+from hardware_profiles.chip import OverlapSlowdown
+from hardware_profiles.errors import ProfileError
+from tests.cost_models.machines import chip
+
+
+@given(st.dictionaries(st.sampled_from(sorted(GROUPS)), st.floats(1e-6, 1e3), min_size=1))
+def test_the_interval_holds_the_prediction(parts):
+    low, high = interval(parts, chip())
+    assert 0 < low < sum(parts.values()) < high
+
+
+def test_parts_that_err_apart_are_surer_than_one_part():
+    one, two = ({"compute": 1.0}, {"compute": 0.5, "optimizer": 0.5})
+    machine = chip(residuals={"compute": 0.2, "optimizer": 0.2})
+    wide, narrow = (interval(parts, machine) for parts in (one, two))
+    assert wide[1] - wide[0] > narrow[1] - narrow[0]
+
+
+def test_parts_that_err_together_are_no_surer():
+    together = interval({"compute": 0.5, "recompute": 0.5}, chip())
+    assert together == pytest.approx(interval({"compute": 1.0}, chip()))
+
+
+def test_a_floor_remains_when_every_part_is_known_exactly():
+    machine = chip(residuals={"compute": 0.0, "floor": 0.04})
+    low, high = interval({"compute": 1.0}, machine)
+    assert high == pytest.approx(1.0526, abs=1e-3)  # exp(1.2816 x 0.04)
+    assert low == pytest.approx(1 / high)
+
+
+@given(st.floats(1e-6, 10), st.floats(0, 10), st.sampled_from(["gemm", "attention", "pointwise"]))
+def test_compute_beside_a_collective_is_slowed_by_no_more_than_the_chips_factor(compute, collective, kind):
+    machine = chip(overlap_slowdown=OverlapSlowdown(gemm=1.76, attention=1.83, pointwise=2.5))
+    factor = getattr(machine.overlap_slowdown, kind)
+    found = slowed_seconds(machine, compute, collective, kind)
+    assert compute <= found <= compute * factor * (1 + 1e-12)
+
+
+def test_a_collective_longer_than_compute_slows_all_of_it():
+    machine = chip(overlap_slowdown=OverlapSlowdown(gemm=1.76))
+    assert slowed_seconds(machine, 1.18, 100.0) == pytest.approx(2.08, abs=0.01)  # NVIDIA/nccl issue 1428, A100
+
+
+def test_autopars_tensor_parallel_collectives_block():
+    assert overlap_fraction("tp") == 0
+    assert 0 < overlap_fraction("dp") < 1
+    assert overlap_fraction("tp", "megatron") == 0.9
+
+
+@pytest.mark.parametrize(
+    ("framework", "name"),
+    [
+        ("Megatron-DeepSpeed 3D", "megatron_deepspeed"),
+        ("DeepSpeed 3D (Megatron v1.1.5)", "megatron_deepspeed"),
+        ("HF Trainer + DeepSpeed", "deepspeed"),
+        ("Megatron-LM 2020", "megatron_2021"),
+        ("Megatron-Core r0.8.0", "megatron"),
+        ("Megatron-Bridge / NeMo 26.04", "megatron"),
+        ("Composer/llm-foundry FSDP", "fsdp1"),
+        ("torchtitan (FSDP2)", "torchtitan"),
+        ("InternEvo v0.2.1dev20231121", "internevo"),
+        ("MaxText (JAX)", "xla"),
+        ("autopar", "autopar"),
+    ],
+)
+def test_frameworks_are_known_as_people_write_them(framework, name):
+    assert executor(framework).name == name
+
+
+def test_an_unknown_framework_is_refused_with_what_is_known():
+    with pytest.raises(ProfileError, match="did you mean 'torchtitan'"):
+        executor("torchtitn")
+
+
+def test_every_executor_says_how_it_stores_states():
+    assert set(STORAGE) == set(EXECUTORS)
+    assert set(FRAMEWORKS.values()) <= set(EXECUTORS)
