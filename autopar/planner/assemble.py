@@ -27,7 +27,7 @@ from autopar.planner.placements import conversions, placements
 from autopar.planner.stages import Answer, StageChoice
 from autopar.pricing import RecomputePrice
 from autopar.version import __version__
-from cost_models.memory import RESERVE_FRACTION, communicator_bytes, context_bytes
+from cost_models.memory import RESERVE_FRACTION, activation_peak, communicator_bytes, context_bytes
 from cost_models.uncertainty import interval
 from hardware_profiles.cluster import Cluster
 
@@ -152,7 +152,7 @@ class _Stages:
         return found
 
     def _assign(self, stage: int) -> None:
-        """Entries by the mix, leanest first: later chunks have fewer micro-batches in flight and keep more."""
+        """Entries by the mix, leanest first."""
         left = {
             name: [number for number, count in enumerate(mix) for _ in range(count)]
             for name, mix in self.choice(stage).mix
@@ -302,9 +302,9 @@ class _Stages:
 
     def peak_bytes(self, stage: int) -> float:
         """Closed form: what never changes, and the kept activations of all micro-batches in flight."""
-        bills = self.case.bills
-        counts = bills.in_flight(stage)
-        kept = sum(self._kept(*run) * count for run, count in zip(self.runs[stage], counts, strict=True))
+        c, bills = self.case.c, self.case.bills
+        chunks = [self._kept(*run) for run in self.runs[stage]]
+        kept = activation_peak(_schedule(self.case).name, stage, c.pp, c.micro_batches, chunks)
         return (bills.static(self._held(stage)) + kept) * (1 + RESERVE_FRACTION) + bills.outside
 
     def parts(self, step_seconds: float) -> dict[str, float]:

@@ -16,6 +16,7 @@ from autopar.planner.request import Request
 from autopar.planner.space import Configuration
 from cost_models.collectives import Kind, collective_seconds
 from cost_models.compute import element_bytes, pointwise_seconds
+from cost_models.in_flight import in_flight_by_chunk
 from cost_models.memory import (
     RESERVE_FRACTION,
     communicator_bytes,
@@ -58,7 +59,13 @@ class DataParallel:
     reduce: float
     gathers: Literal["never", "once", "each_action"]
     reduces: Literal["never", "once", "each_backward"]
-    exposed_ends: float
+    bare_share: float
+    """Share of the first gather, and of the last reduction, that has nothing to hide behind: one unit's."""
+
+    @property
+    def exposed_ends(self) -> float:
+        """Seconds of both."""
+        return (self.gather + self.reduce) * self.bare_share
 
 
 class Bills:
@@ -81,6 +88,11 @@ class Bills:
         """Micro-batches of each chunk at the fullest moment."""
         c = self.c
         return _in_flight(c.schedule, stage, c.pp, c.micro_batches, c.virtual_stages)
+
+    def most_in_flight(self, stage: int) -> tuple[int, ...]:
+        """Most micro-batches that each chunk has in flight, at whichever moment."""
+        c = self.c
+        return _most_in_flight(c.schedule, stage, c.pp, c.micro_batches, c.virtual_stages)
 
     def weight(self, stage: int) -> float:
         """Kept micro-batches per block: chunks are equal, so their mean count counts for every block."""
@@ -144,9 +156,7 @@ class Bills:
         share = unit / parameters if parameters else 0.0
         gather = self._dp_seconds("all_gather", parameters * element_bytes(self.request.dtype)) if self.c.zero else 0.0
         reduce = self._dp_seconds("reduce_scatter" if self.c.zero else "all_reduce", parameters * REDUCE_BYTES)
-        return DataParallel(
-            gather, reduce, gathers, "once" if late else "each_backward", (gather + reduce) * min(share, 1.0)
-        )
+        return DataParallel(gather, reduce, gathers, "once" if late else "each_backward", min(share, 1.0))
 
     def _dp_seconds(self, kind: Kind, bytes_: float) -> float:
         return self._collective(kind, bytes_, self.c.dp, self.c.tp)
@@ -176,16 +186,17 @@ class Bills:
         """Seconds that a rank spends once a step: exposed gathers and reductions, the update."""
         seconds = self.optimizer_seconds(parameters)
         if dp.gathers == "once":
-            seconds += max(
-                self._exposed(dp.gather, forward), dp.exposed_ends * dp.gather / max(dp.gather + dp.reduce, 1e-30)
-            )
+            seconds += self._with_end(dp.gather, dp.bare_share, forward)
         if dp.reduces == "once":
-            seconds += max(
-                self._exposed(dp.reduce, backward), dp.exposed_ends * dp.reduce / max(dp.gather + dp.reduce, 1e-30)
-            )
+            seconds += self._with_end(dp.reduce, dp.bare_share, backward)
         if dp.gathers == "each_action":
             seconds += dp.exposed_ends
         return seconds
+
+    def _with_end(self, seconds: float, bare_share: float, beside: float) -> float:
+        """The first or last unit of a collective stands bare; of the rest what does not hide."""
+        bare = seconds * bare_share
+        return bare + self._exposed(seconds - bare, beside)
 
     def _exposed(self, seconds: float, beside: float) -> float:
         """What of a collective does not hide behind `beside` seconds of compute."""
@@ -196,6 +207,13 @@ class Bills:
 def _in_flight(schedule: str, stage: int, stages: int, m: int, v: int) -> tuple[int, ...]:
     assert schedule in ("gpipe", "1f1b", "interleaved")
     return in_flight(schedule, stage, stages, m, v)  # type: ignore[arg-type]
+
+
+@cache
+def _most_in_flight(schedule: str, stage: int, stages: int, m: int, v: int) -> tuple[int, ...]:
+    assert schedule in ("gpipe", "1f1b", "interleaved")
+    counts = in_flight_by_chunk(schedule, stage, stages, m, v)  # type: ignore[arg-type]
+    return tuple(int(count) for count in counts.max(axis=0))
 
 
 def holding(columns: Sequence[tuple[Column, int]]) -> Holding:

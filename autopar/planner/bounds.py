@@ -1,6 +1,6 @@
 """A lower bound for every configuration, from sums alone: tens of thousands in a second.
 
-    step >= (m - 1/v) max(A, W*) + p A / v + E + 2 (p - 1) s
+    step >= (m - 1/v) max(A, W*) + p A / v + E + 2 (p v - 1) s
 
 A: work of all layers over p, with the share of dp collectives that nothing hides; W*: the least that the busiest
 stage can have when blocks are whole and come in multiples of the chunks; E: update and unhidden dp collectives of an
@@ -44,7 +44,7 @@ class _Bounds:
         average = totals.work / c.pp + per_action
         most = max(average, self._busiest(c, totals))
         v = c.virtual_stages
-        return (c.micro_batches - 1 / v) * most + average * c.pp / v + once + 2 * (c.pp - 1) * self._send(c)
+        return (c.micro_batches - 1 / v) * most + average * c.pp / v + once + 2 * (c.pp * v - 1) * self._send(c)
 
     def _data_parallel(self, c: Configuration, totals: Totals) -> tuple[float, float]:
         """What of gathers and reductions nothing can hide: per micro-batch, and once a step with the update."""

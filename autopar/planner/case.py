@@ -174,8 +174,8 @@ class Case:
 
     def ends_bytes(self, stage: int, ends: Sequence[str]) -> float:
         """What embedding and head keep: at their own chunk's count of micro-batches (the first, the last)."""
-        counts = self.bills.in_flight(stage)
-        count = counts[-1] if stage == self.c.pp - 1 else counts[0]
+        chunk = self.c.virtual_stages - 1 if stage == self.c.pp - 1 else 0
+        count = self.bills.most_in_flight(stage)[chunk]
         return sum(float(self.column(name).menu.saved_bytes[0]) * count for name in ends)
 
     def actions(self, counts: dict[str, int], ends: Sequence[str], extra: float) -> tuple[float, float]:
@@ -199,8 +199,11 @@ class Case:
     def _mix(
         self, counts: dict[str, int], budget: float, weight: float
     ) -> tuple[float, tuple[tuple[str, tuple[int, ...]], ...]] | None:
-        """Recompute of a stage: an exact mix for one class; for several, one entry for all blocks of a class."""
-        if len(counts) == 1:
+        """Recompute of a stage: an exact mix for one class; for several, one entry for all blocks of a class.
+
+        Interleaved stages take one entry for all their blocks, so that chunks keep equal bytes and the count is exact.
+        """
+        if len(counts) == 1 and self.c.virtual_stages == 1:
             ((name, count),) = counts.items()
             mixed = best_mix(self.column(name).menu, count, budget, weight)
             return None if mixed is None else (mixed[0], ((name, mixed[1]),))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autopar.documents.plan import PARTS, Alternative, Plan
+from cost_models.in_flight import activation_peak
 from hardware_profiles.chip import GIB
 
 PART_NAMES = {
@@ -172,17 +173,13 @@ def _reasons(plan: Plan) -> list[str]:
 
 def _memory_table(plan: Plan) -> list[str]:
     """Per stage, GiB by component; each row adds up to the closed-form peak."""
-    from cost_models.memory import in_flight
-
     c = plan.schedule
     rows = []
     for stage, cost in enumerate(plan.costs):
-        counts = in_flight(c.name, stage, plan.mesh.pp, c.micro_batches, c.virtual_stages)
         memory = dict(cost.memory)
         outside = {name: memory.pop(name) for name in ("communicators", "context") if name in memory}
-        memory["activations"] = sum(
-            chunk.activation_bytes * count for chunk, count in zip(cost.chunks, counts, strict=True)
-        )
+        chunks = [chunk.activation_bytes for chunk in cost.chunks]
+        memory["activations"] = activation_peak(c.name, stage, plan.mesh.pp, c.micro_batches, chunks)
         memory["reserve"] = sum(memory.values()) * cost.reserve_fraction
         rows.append(memory | outside)
     names = list(rows[0])

@@ -151,7 +151,9 @@ def certificate(model: Model, cases: Ranked, found: Found, started: float) -> Ce
     space["recompute"] = list(model.modes)
     space["tp_limit"] = model.topology.devices_in_reach
     space["stages"] = "any split of the blocks" + (
-        "; interleaved: a multiple of virtual_stages blocks a stage" if model.is_equal else ""
+        "; interleaved: a multiple of virtual_stages blocks a stage, one recompute entry for them"
+        if model.is_equal
+        else ""
     )
     if found.interrupted:
         space["stopped"] = found.interrupted

@@ -1,6 +1,6 @@
 """L2: which blocks each stage holds.
 
-    step = (m - 1/v) max_i W_i + (1/v) sum_i W_i + max_i E_i + 2 (p - 1) s
+    step = (m - 1/v) max_i W_i + (1/v) sum_i W_i + max_i E_i + 2 (p v - 1) s
 
 W_i: seconds of stage i per micro-batch (forward, backward, recompute, exposed collectives; all its chunks, embedding and
 head included); E_i: once a step (exposed gradient reduction and parameter gather, optimizer); s: a send; m micro-batches,
@@ -50,20 +50,20 @@ class Pipeline:
     virtual_stages: int
     send_seconds: float
 
+    @property
+    def fill_seconds(self) -> float:
+        """Sends that nothing hides: of the first micro-batch down all chunks, and of the last gradient back."""
+        return 2 * (self.stages * self.virtual_stages - 1) * self.send_seconds
+
     def step_seconds(self, works: Sequence[float], onces: Sequence[float]) -> float:
         """The objective."""
         v = self.virtual_stages
-        return (
-            (self.micro_batches - 1 / v) * max(works)
-            + sum(works) / v
-            + max(onces)
-            + 2 * (self.stages - 1) * self.send_seconds
-        )
+        return (self.micro_batches - 1 / v) * max(works) + sum(works) / v + max(onces) + self.fill_seconds
 
     def most_work(self, limit: float, least_total: float) -> float:
         """W beyond which no stage may go if the step is to stay below `limit`; `least_total` bounds sum W from below."""
         v = self.virtual_stages
-        free = limit - least_total / v - 2 * (self.stages - 1) * self.send_seconds
+        free = limit - least_total / v - self.fill_seconds
         return free / (self.micro_batches - 1 / v) if self.micro_batches > 1 / v else float("inf")
 
 
@@ -200,14 +200,11 @@ def _search_thresholds(pipeline: Pipeline, works: np.ndarray, onces: np.ndarray)
             return best
         path, value = found
         latest = max(onces[i, a, b] for i, (a, b) in enumerate(path))
-        step = value + latest + 2 * (pipeline.stages - 1) * pipeline.send_seconds
+        step = value + latest + pipeline.fill_seconds
         if best is None or step < best.step_seconds:
             best = Answer(tuple(b - a for a, b in path), step)
         smaller = onces[(onces < latest) & np.isfinite(onces)]
-        if (
-            not smaller.size
-            or value + smaller.min() + 2 * (pipeline.stages - 1) * pipeline.send_seconds >= best.step_seconds
-        ):
+        if not smaller.size or value + smaller.min() + pipeline.fill_seconds >= best.step_seconds:
             return best
         limit = smaller.max()
 
