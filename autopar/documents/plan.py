@@ -121,12 +121,18 @@ class SiteRef(Schema):
 
 
 class Conversion(Schema):
-    """A collective at a site; its backward is the adjoint and not written."""
+    """A collective at a site; its backward is the adjoint.
+
+    `gradient` tells adjoints apart where the result is whole on every rank: each rank's gradient of it is only its own
+    `share` (all_gather goes back as reduce_scatter, identity as all_reduce), or already the `whole` one (all_gather goes
+    back as slice, all_reduce as identity).
+    """
 
     site: SiteRef
     axis: Axis
     forward: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice", "identity"]
     dim: int | None = None
+    gradient: Literal["share", "whole"] | None = None
 
 
 class Collective(Schema):

@@ -26,6 +26,14 @@ def placements(model: Model, c: Configuration) -> dict[str, dict[str, str | Segm
     return found
 
 
+def loss_is_parallel(model: Model, c: Configuration) -> bool:
+    """Whether the loss sees logits divided along the vocabulary."""
+    if c.tp == 1:
+        return False
+    ends = [chain.epilogue for chain in model.graph.chains if chain.epilogue]
+    return any(model.prices.division(end, c.tp, c.sp).composites for end in ends)
+
+
 def shares(model: Model, c: Configuration) -> dict[str, Literal["gradient", "value"]]:
     """Whole parameters of which each tp rank sees only its share (`Plan.shares`); empty without tp."""
     found: dict[str, Literal["gradient", "value"]] = {}
@@ -54,7 +62,12 @@ def conversions(model: Model, c: Configuration) -> tuple[Conversion, ...]:
         for item in division.conversions:
             module = (prefix + item.site.module).rstrip(".")
             site = SiteRef(module=module, where=item.site.where, argument=item.site.argument)
-            found.append(Conversion(site=site, axis="tp", forward=item.forward, dim=item.dim))
+            gradient = {"R*": "share", "R": "whole"}.get(item.target.kind)
+            found.append(
+                Conversion.model_validate(
+                    {"site": site, "axis": "tp", "forward": item.forward, "dim": item.dim, "gradient": gradient}
+                )
+            )
     return tuple(found)
 
 
