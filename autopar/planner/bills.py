@@ -94,10 +94,10 @@ class Bills:
         c = self.c
         return _most_in_flight(c.schedule, stage, c.pp, c.micro_batches, c.virtual_stages)
 
-    def weight(self, stage: int, sizes: tuple[int, ...]) -> float:
-        """Kept micro-batches per block at the fullest moment, of a stage whose chunks hold `sizes` blocks that keep alike."""
-        c = self.c
-        return activation_peak(_name(c.schedule), stage, c.pp, c.micro_batches, sizes) / sum(sizes)
+    def weight(self, stage: int) -> float:
+        """Kept micro-batches per block: chunks are equal, so their mean count counts for every block."""
+        counts = self.in_flight(stage)
+        return sum(counts) / len(counts)
 
     @cached_property
     def outside(self) -> float:
