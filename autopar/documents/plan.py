@@ -120,39 +120,19 @@ class SiteRef(Schema):
     argument: int = 0
 
 
-Movement = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice", "identity"]
-ADJOINT: dict[Movement, Movement] = {
-    "all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "all_reduce": "identity", "identity": "all_reduce",
-    "slice": "all_gather", "all_to_all": "all_to_all",
-}  # fmt: skip
-"""Backward of each movement where every rank's gradient of a whole tensor is only its share (gathers, identity) or is
-the whole one (reductions, slices)."""
-
-
 class Conversion(Schema):
-    """A collective at a site."""
+    """A collective at a site; its backward is the adjoint.
+
+    `gradient` tells adjoints apart where the result is whole on every rank: each rank's gradient of it is only its own
+    `share` (all_gather goes back as reduce_scatter, identity as all_reduce), or already the `whole` one (all_gather goes
+    back as slice, all_reduce as identity).
+    """
 
     site: SiteRef
     axis: Axis
-    forward: Movement
+    forward: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice", "identity"]
     dim: int | None = None
-    backward: Movement | None = None
-    """None: as in ADJOINT. Gathers whose gradient is whole on every rank go back by a slice."""
-
-    @property
-    def adjoint(self) -> Movement:
-        """What the gradient undergoes."""
-        return self.backward or ADJOINT[self.forward]
-
-
-class Composite(Schema):
-    """An operator that divides a dim which rules alone would keep whole; the runtime carries out its inner collectives."""
-
-    module: str
-    """Full name of the module that issues the operator; empty: outside of every module (the loss)."""
-    axis: Axis
-    name: str
-    """vocab_parallel: lookups and losses over a vocabulary of which each rank holds a part."""
+    gradient: Literal["share", "whole"] | None = None
 
 
 class Collective(Schema):
@@ -294,12 +274,13 @@ class Plan(Document):
     offload: tuple[Offload, ...] = ()
     placements: dict[str, dict[str, str | SegmentPlacement]] = {}
     """Parameter -> axis -> Replicate, Shard(d) or segments; ``*`` in a name: the block's number in its chain."""
+    shares: dict[str, Literal["gradient", "value"]] = {}
+    """Whole parameters of which each tp rank sees only its share, by name with ``*``.
+
+    gradient: ranks' gradients are to be summed (a norm over a part of the sequence). value: the parameter is added to a
+    partial sum, so each rank adds a tp-th of it, and gradients are to be summed as well (the bias of a row-wise linear).
+    """
     conversions: tuple[Conversion, ...] = ()
-    composites: tuple[Composite, ...] = ()
-    partial_gradients: dict[str, tuple[Axis, ...]] = {}
-    """Parameter that is whole on every rank -> axes over which each rank's gradient is only its share of the sum."""
-    added_once: dict[str, tuple[Axis, ...]] = {}
-    """Parameter added to a share of a sum (bias of a row-parallel matrix) -> axes of which only the first rank adds it."""
     options: dict[str, bool | int | float | str] = {}
     """E.g. sp (sequence parallel between sites), memory_margin."""
     costs: tuple[StageCost, ...]
