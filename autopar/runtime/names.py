@@ -8,7 +8,7 @@ A name with ``*`` stands for every block of its chain: ``layers.*.ffn.up.weight`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -50,11 +50,6 @@ def parameters_of(model: nn.Module, pattern: str) -> Iterator[tuple[str, nn.Modu
     for name, module in named_modules_of(model, owner):
         if module._parameters.get(attribute) is not None:
             yield (f"{name}.{attribute}" if name else attribute), module, attribute
-
-
-def by_parameter(model: nn.Module, entries: Mapping[str, object]) -> dict[str, object]:
-    """Entries by pattern as entries by full name."""
-    return {name: value for pattern, value in entries.items() for name, _, _ in parameters_of(model, pattern)}
 
 
 def pattern_of(name: str) -> str:
@@ -102,10 +97,13 @@ def local_shape(shape: tuple[int, ...], placement: Placement, degree: int) -> tu
     return (*shape[:dim], size, *shape[dim + 1 :])
 
 
-def local_part(whole: torch.Tensor, placement: Placement, degree: int, rank: int) -> torch.Tensor:
+def local_part(
+    whole: torch.Tensor, placement: Placement, degree: int, rank: int, name: str = "a parameter"
+) -> torch.Tensor:
     """A rank's part of a tensor: its own contiguous memory, or the tensor itself where nothing is divided."""
     dim = divided_dim(placement)
     if dim is None:
         return whole
-    parts = [whole.narrow(dim, piece.whole, piece.size) for piece in pieces(whole.shape[dim], placement, degree, rank)]
+    found = pieces(whole.shape[dim], placement, degree, rank, name)
+    parts = [whole.narrow(dim, piece.whole, piece.size) for piece in found]
     return torch.cat(parts, dim=dim).contiguous()
