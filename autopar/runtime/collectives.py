@@ -70,7 +70,7 @@ def all_gather(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torc
     """Equal parts of all ranks, one after another along a dim."""
     source = tensor.movedim(dim, 0).contiguous()
     gathered = source.new_empty((group.size() * source.shape[0], *source.shape[1:]))
-    dist.all_gather_into_tensor(gathered, source, group=group)
+    dist.all_gather_single(gathered, source, group=group)
     return gathered.movedim(0, dim).contiguous()
 
 
@@ -78,7 +78,7 @@ def reduce_scatter(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> 
     """The sum over ranks, of which each keeps its part along a dim."""
     source = tensor.movedim(dim, 0).contiguous()
     part = source.new_empty((_share(source.shape[0], group), *source.shape[1:]))
-    dist.reduce_scatter_tensor(part, source, group=group)
+    dist.reduce_scatter_single(part, source, group=group)
     return part.movedim(0, dim).contiguous()
 
 
