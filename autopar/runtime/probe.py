@@ -56,6 +56,8 @@ class Probe:
     block: Result | None = None
     before: dict[str, list[Result]] = field(default_factory=dict)
     """Modules called before the first block -> what each call returned."""
+    depends: dict[str, set[str]] = field(default_factory=dict)
+    """Modules called before the first block -> parameters that what they returned depends on."""
     after: set[str] = field(default_factory=set)
     """Modules called after the first block began, outside of blocks."""
     needed_by_blocks: set[str] = field(default_factory=set)
@@ -83,11 +85,13 @@ def probe(model: nn.Module, chain: str, inputs: Inputs) -> Probe:
 
 
 def meta_twin(model: nn.Module) -> nn.Module:
-    """A copy of a model on meta; the model itself is not touched."""
+    """A copy of a model on meta whose parameters all take gradients; the model itself is not touched."""
     known: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         empty = torch.empty_like(tensor, device="meta")
-        known[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+        known[id(tensor)] = (
+            nn.Parameter(empty, tensor.is_floating_point()) if isinstance(tensor, nn.Parameter) else empty
+        )
     return copy.deepcopy(model, known)
 
 
@@ -95,7 +99,7 @@ class _Watcher:
     """Hooks on a twin that fill a Probe."""
 
     def __init__(self, twin: nn.Module, chain: str) -> None:
-        self.found = Probe()
+        self.found, self.twin = Probe(), twin
         self.chain = chain
         container = twin.get_submodule(chain)
         self.blocks = [block for _, block in container.named_children()]
@@ -150,6 +154,10 @@ class _Watcher:
                 self.found.after.add(name)
             else:
                 self.found.before.setdefault(name, []).append(_result(output, None))
+                reached = self.found.depends.setdefault(name, set())
+                for leaf in tree_leaves(output):
+                    if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                        reached |= self._reached(leaf, name)
 
         return hook
 
@@ -164,12 +172,20 @@ class _Watcher:
                 self.found.problems.append(f"{reader} reads what came of block {number} beside the hidden state")
         return names
 
+    def _own_parameters(self, module: str) -> Iterator[tuple[str, nn.Parameter]]:
+        """(first name, parameter) of what a module holds directly."""
+        for _, parameter in self.twin.get_submodule(module).named_parameters(recurse=False):
+            yield self.names[id(parameter)], parameter
+
     def finish(self, output: Any) -> Probe:
         """What was learned; raises RequestError with what stands in a pipeline's way."""
         found = self.found
         for leaf in tree_leaves(dict(output) if isinstance(output, dict) else output):
             if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                 found.needed_by_output |= self._reached(leaf, "the model's output", last=True)
+        # What a module after the blocks holds itself (a tied head) needs no other module to be there.
+        owned = (name for name in found.after for name, _ in self._own_parameters(name))
+        found.needed_by_output -= set(owned)
         if found.order != list(range(len(self.blocks))):
             found.problems.insert(
                 0, f"the blocks of '{self.chain}' run in the order {found.order[:8]}, not once each and in order"

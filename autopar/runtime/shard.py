@@ -22,6 +22,7 @@ from autopar.runtime.collectives import convert
 from autopar.runtime.mesh import Ranks
 from autopar.runtime.names import Placement, divided_dim, local_part, modules_of, parameters_of
 from autopar.runtime.sites import install, wrap_forward
+from autopar.runtime.stage import Pieces
 
 
 @dataclass(frozen=True)
@@ -59,19 +60,19 @@ def lay_out(model: nn.Module, plan: Plan) -> Layouts:
     return found
 
 
-def shard(model: nn.Module, names: Mapping[str, str], layouts: Layouts, plan: Plan, ranks: Ranks) -> None:
-    """Divide a model (or a stage) over tp in place; `names`: of its parameters in the whole model.
+def shard(pieces: Pieces, layouts: Layouts, plan: Plan, ranks: Ranks) -> None:
+    """Divide a stage's model over tp in place.
 
     Raises PlanMismatch where tp does not divide a parameter as the plan says.
     """
-    group = ranks.group("tp")
+    group, model = ranks.group("tp"), pieces.model
     if group is None:
         return
-    layout_of = {id(parameter): layouts[names[name]] for name, parameter in model.named_parameters()}
+    layout_of = {id(parameter): layouts[pieces.names[name]] for name, parameter in model.named_parameters()}
     for module in _lookups(model, layout_of):
         wrap_forward(module, lambda: _Lookups(group))
     _divide(model, layout_of, ranks)
-    install(model, plan.conversions, lambda tensor, conversion: convert(tensor, conversion, group))
+    install(model, plan.conversions, lambda tensor, conversion: convert(tensor, conversion, group), pieces.moot)
     if group.rank() > 0:
         _add_once(model, plan)
     _local_attributes(model, plan)

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from autopar.documents.plan import Conversion
-from autopar.runtime.names import modules_of
+from autopar.runtime.names import named_modules_of
 
 Convert = Callable[[torch.Tensor, Conversion], torch.Tensor]
 Undo = Callable[[], None]
@@ -24,12 +24,19 @@ Undo = Callable[[], None]
 _ATTENTION = F.scaled_dot_product_attention
 
 
-def install(model: nn.Module, conversions: Sequence[Conversion], convert: Convert) -> list[Undo]:
-    """Let `convert` change the tensor at every site that the model holds; returns what takes the hooks away again."""
+def install(
+    model: nn.Module, conversions: Sequence[Conversion], convert: Convert, moot: frozenset[str] = frozenset()
+) -> list[Undo]:
+    """Let `convert` change the tensor at every site that the model holds, but for those of `moot` modules.
+
+    Returns what takes the hooks away again.
+    """
     undo: list[Undo] = []
     attention: dict[nn.Module, list[Conversion]] = {}
     for conversion in conversions:
-        for module in modules_of(model, conversion.site.module):
+        for name, module in named_modules_of(model, conversion.site.module):
+            if name in moot:
+                continue
             if conversion.site.where == "attention":
                 attention.setdefault(module, []).append(conversion)
             else:

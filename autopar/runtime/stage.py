@@ -58,6 +58,8 @@ class Pieces:
     cut: Cut | None = None
     result: Result | None = None
     """What a block returns, where the model was cut."""
+    moot: frozenset[str] = frozenset()
+    """Modules before the blocks that see stand-ins' zeros: what they make is not used."""
 
     @property
     def first_block(self) -> nn.Module:
@@ -120,9 +122,18 @@ def split(model: nn.Module, cut: Cut, found: Probe, device: torch.device) -> Pie
             setattr(container, name, Skip(found.block, device))
     for name in list(_replaceable(shell, cut.chain)):
         _replace(shell, name, cut, found, device)
+    pieces.moot = _moot(model, shell, found)
     known = {id(copied): first[original] for original, copied in own.items() if original in first}
     pieces.names = {name: known[id(parameter)] for name, parameter in shell.named_parameters()}
     return pieces
+
+
+def _moot(model: nn.Module, shell: nn.Module, found: Probe) -> frozenset[str]:
+    """Modules before the blocks that are stood in for, and those that see what stand-ins return."""
+    stood = [name for name, module in shell.named_modules() if getattr(module, "is_stood_in_for", False)]
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    missing = {first[id(parameter)] for name in stood for parameter in model.get_submodule(name).parameters()}
+    return frozenset([*stood, *(name for name, needs in found.depends.items() if name and needs & missing)])
 
 
 def _copies(model: nn.Module, chain: str) -> dict[int, Any]:
@@ -169,9 +180,15 @@ def _replace(shell: nn.Module, name: str, cut: Cut, found: Probe, device: torch.
         if not cut.ends and not (cut.begins and name in found.before):
             shell.set_submodule(name, Unreached())
         return
-    needed = cut.begins or bool(own & found.needed_by_blocks) or (cut.ends and bool(own & found.needed_by_output))
-    if not needed:
-        shell.set_submodule(name, StandIn(found.before[name], device))
+    if cut.begins or own & found.needed_by_blocks:
+        return
+    stand_in = StandIn(found.before[name], device)
+    if cut.ends and own & found.needed_by_output:
+        # Later code reads its parameters without calling it.
+        module.forward = stand_in.forward
+        module.is_stood_in_for = True
+    else:
+        shell.set_submodule(name, stand_in)
 
 
 class Skip(nn.Module):
@@ -188,6 +205,8 @@ class Skip(nn.Module):
 
 class StandIn(nn.Module):
     """Stands for a module whose results nothing on this stage depends on: zeros of the same shapes, call by call."""
+
+    is_stood_in_for = True
 
     def __init__(self, results: list[Result], device: torch.device) -> None:
         super().__init__()

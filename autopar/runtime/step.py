@@ -102,7 +102,7 @@ class TrainStep:
         self._model = None
         held: list[Held] = []
         for chunk, part in enumerate(pieces):
-            shard(part.model, part.names, layouts, plan, ranks)
+            shard(part, layouts, plan, ranks)
             part.model.to(ranks.device)
             number = chunk * plan.mesh.pp + ranks["pp"]
             entries = [entry for entry in plan.recompute if entry.stage == ranks["pp"]]

@@ -8,6 +8,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -28,8 +29,7 @@ def on_ranks(world: int, work: Callable[[int], Any]) -> list[Any]:
             os.waitpid(child, 0)
         answers = []
         for rank in range(world):
-            with open(f"{folder}/{rank}", "rb") as stream:
-                answers.append(pickle.load(stream))
+            answers.append(pickle.loads(Path(folder, str(rank)).read_bytes()))
     failures = [answer[1] for answer in answers if answer[0] == "failed"]
     if failures:
         raise AssertionError("\n".join(failures))
@@ -45,7 +45,6 @@ def _run(rank: int, world: int, work: Callable[[int], Any], folder: str) -> None
     except BaseException:
         answer = ("failed", f"rank {rank}:\n{traceback.format_exc()}")
     try:
-        with open(f"{folder}/{rank}", "wb") as stream:
-            pickle.dump(answer, stream)
+        Path(folder, str(rank)).write_bytes(pickle.dumps(answer))
     finally:
         os._exit(0)
