@@ -245,6 +245,8 @@ def localised(step: Step, shapes: list[torch.Size]) -> tuple[Any, ...]:
         args[SHAPE_AT[name]] = list(shapes[0])
         if "strided" in name:
             args[SHAPE_AT[name] + 1] = list(torch.empty(shapes[0], device="meta").stride())
+    if name in ("slice", "slice_backward"):
+        _localise_range(step, args, shapes[0], 1 if name == "slice" else 2)
     elif name == "split_with_sizes":
         args[1] = [shape[args[2] if len(args) > 2 else 0] for shape in shapes]
     elif name == "split":
@@ -256,6 +258,19 @@ def localised(step: Step, shapes: list[torch.Size]) -> tuple[Any, ...]:
     elif name == "native_group_norm_backward":
         args[5] = shapes[0][0]
     return tuple(args)
+
+
+def _localise_range(step: Step, args: list[Any], shape: torch.Size, at: int) -> None:
+    """Where the cut dim is divided, start and end shrink with it."""
+    small, large = [next(iter(values.values())).shape for values in (step.writes, step.reads)][:: 1 if at == 1 else -1]
+    dim = args[at] if len(args) > at else 0
+    local = shape[dim]
+    undivided = (small if at == 1 else large)[dim]
+    if local != undivided and small[dim] != large[dim]:
+        for number in range(at + 1, min(at + 3, len(args))):
+            if args[number] is not None:
+                start = args[number] if args[number] >= 0 else args[number] + large[dim]
+                args[number] = min(start, large[dim]) * local // undivided
 
 
 def averages(step: Step) -> bool:

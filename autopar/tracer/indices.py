@@ -87,9 +87,10 @@ def _find_segments(found: Analysis) -> None:
 
     Where views cut the dim as well, equal parts are its inner atoms.
     """
+    joints = [joint for rule in found.rules for joint in rule.segments] + list(_tilings(found))
     for _ in range(2):  # what the first pass joins may be a dim that the second looks at
         found.segments = {}
-        for whole, parts in (joint for rule in found.rules for joint in rule.segments):
+        for whole, parts in joints:
             nodes = found.at(whole)
             if len(nodes) == 1:
                 known = found.segments.setdefault(nodes[0], parts)
@@ -98,7 +99,38 @@ def _find_segments(found: Analysis) -> None:
             elif nodes and all(length == prod(node.size for node in nodes[1:]) for length in found.lengths(parts)):
                 for tensor, dim in parts:
                     unify(found.dims[tensor][dim], nodes[1:])
+        for rule in found.rules:
+            if rule.cut is not None and (same := _part_of(found, rule.cut)) is not None:
+                _join(found, [same, rule.cut[1]])
     found.segments = {node: parts for node, parts in found.segments.items() if leaves([node]) == [node]}
+
+
+def _tilings(found: Analysis) -> Iterator[tuple[Place, list[Place]]]:
+    """Ranges of one dim that together make it up, each once: fused projections taken apart by slices."""
+    cuts: dict[Place, dict[int, Place]] = {}
+    for rule, operator in zip(found.rules, found.recording.operators, strict=True):
+        if rule.cut is not None and rule.cut[0][0] in operator.reads:
+            whole, part, start = rule.cut
+            cuts.setdefault(whole, {}).setdefault(start, part)
+    for whole, parts in cuts.items():
+        starts = sorted(parts)
+        lengths = found.lengths([parts[start] for start in starts])
+        if starts == [sum(lengths[:number]) for number in range(len(starts))] and [sum(lengths)] == found.lengths(
+            [whole]
+        ):
+            yield whole, [parts[start] for start in starts]
+
+
+def _part_of(found: Analysis, cut: tuple[Place, Place, int]) -> Place | None:
+    """The part of a concatenated dim that a range is."""
+    whole, part, start = cut
+    nodes = found.at(whole)
+    parts = found.segments.get(nodes[0], []) if len(nodes) == 1 else []
+    lengths = found.lengths(parts)
+    for number, known in enumerate(parts):
+        if sum(lengths[:number]) == start and found.lengths([part]) == [lengths[number]]:
+            return known
+    return None
 
 
 def _join_all(found: Analysis, first: list[Place], second: list[Place]) -> None:
@@ -236,14 +268,18 @@ def local_dims(found: Analysis, number: int, ids: Mapping[int, int]) -> tuple[Lo
             role: Role = "parallel" if held.issuperset(operator.writes) else "summed"
             add(role, positions, replicated if atom == 0 and len(found.at(heads[0])) > inner else ())
     for whole, parts in rule.segments:
-        for part_role, positions in _segment_positions(found, whole, parts):
+        for part_role, positions in _segment_spots(found, whole, parts):
+            add(part_role, positions)
+    if rule.cut is not None:
+        for part_role, positions in _cut_spots(found, rule.cut):
             add(part_role, positions)
     return tuple(result)
 
 
-def _segment_positions(
-    found: Analysis, whole: Place, parts: list[Place]
-) -> Iterator[tuple[Role, list[tuple[int, int, int]]]]:
+Spots = list[tuple[int, int, int]]
+
+
+def _segment_spots(found: Analysis, whole: Place, parts: list[Place]) -> Iterator[tuple[Role, Spots]]:
     """Each part is divided on its own, where the dim is one atom that all operators cut alike.
 
     Where views cut it too, parts hold its inner atoms. What fits neither stays whole.
@@ -256,9 +292,24 @@ def _segment_positions(
         for atom in range(len(nodes) - 1):
             yield "parallel", [(*whole, atom + 1), *((*part, atom) for part in parts)]
     else:
-        for place in (whole, *parts):
-            for atom in range(len(found.at(place))):
-                yield "whole", [(*place, atom)]
+        yield from _whole_spots(found, whole, *parts)
+
+
+def _cut_spots(found: Analysis, cut: tuple[Place, Place, int]) -> Iterator[tuple[Role, Spots]]:
+    """A range that is one of the parts of its dim is divided with them; any other is whole."""
+    whole, part, _ = cut
+    known = _part_of(found, cut)
+    parts = found.segments[found.at(whole)[0]] if known is not None else []
+    if known is not None and found.at(known) == found.at(part) and all(found.at(one) for one in parts):
+        yield "parallel", [(*whole, 0), (*part, 0)]
+    else:
+        yield from _whole_spots(found, whole, part)
+
+
+def _whole_spots(found: Analysis, *places: Place) -> Iterator[tuple[Role, Spots]]:
+    for place in places:
+        for atom in range(len(found.at(place))):
+            yield "whole", [(*place, atom)]
 
 
 def _letter_name(number: int) -> str:

@@ -50,6 +50,8 @@ class Rule:
     """Places whose sizes multiply to the FLOPs."""
     segments: list[tuple[Place, list[Place]]] = field(default_factory=list)
     """A dim and the dims of the parts it concatenates."""
+    cut: tuple[Place, Place, int] | None = None
+    """A dim, a dim that is a range of it, and where the range begins."""
     heads: tuple[list[Place], list[Place], int] | None = None
     """Grouped heads: places of all query heads, places of key and value heads, query heads per group."""
     moves: list[tuple[int, float]] | None = None

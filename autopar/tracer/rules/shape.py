@@ -71,8 +71,26 @@ def _same_or_whole(c: Context, source: int, out: int, shift: int = 0) -> Rule:
 @rule("aten.slice", "aten.narrow")
 def slice_(c: Context) -> Rule:
     """One dim is cut, the others stay."""
-    found = _same_or_whole(c, c.tensor(0), c.out)
-    found.moves = []
+    return _cut(c, c.tensor(0), c.out, c.arg(1, "dim", 0), c.arg(2, "start"), c.arg(4, "step", 1), moves=[])
+
+
+@rule("aten.slice_backward")
+def slice_backward(c: Context) -> Rule:
+    """The gradient of a slice: zeros around it."""
+    return _cut(c, c.out, c.tensor(0), c.arg(2), c.arg(3), c.arg(5), moves=None)
+
+
+def _cut(c: Context, large: int, small: int, dim: int, start: int | None, step: int, moves: Any) -> Rule:
+    """A range of one dim: one of the parts that the dim concatenates, or else whole."""
+    cut = c.dim(large, dim)
+    same = c.shape(large) == c.shape(small)
+    rank = range(len(c.shape(large)))
+    found = Rule([Letter("parallel", [(large, d), (small, d)]) for d in rank if same or d != cut], moves=moves)
+    if not same and step == 1:
+        begin = start or 0
+        found.cut = ((large, cut), (small, cut), begin if begin >= 0 else begin + c.shape(large)[cut])
+    elif not same:
+        found.letters += [Letter("whole", [(large, cut)]), Letter("whole", [(small, cut)])]
     return found
 
 
@@ -196,12 +214,6 @@ def unfold(c: Context) -> Rule:
     found.letters += [Letter("whole", [place]) for place in ((source, dim), (windows, dim), (windows, rank))]
     found.moves = None if backward else []
     return found
-
-
-@rule("aten.slice_backward")
-def slice_backward(c: Context) -> Rule:
-    """The gradient of a slice: zeros around it."""
-    return _same_or_whole(c, c.tensor(0), c.out)
 
 
 @rule("aten.select_backward")
