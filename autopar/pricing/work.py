@@ -85,8 +85,8 @@ def matmul_dims(
     found = []
     for dim in operator.local_dims:
         positions = (*dim.reads, *dim.writes)
-        if not positions:
-            continue
+        if not positions or dim.role == "whole":
+            continue  # the group dim of a grouped matmul: each row meets one matrix of it
         spot = positions[0]
         size = sizes[block_class.tensor_by_id[spot.tensor].dims[spot.dim][spot.atom]]
         inside = {position.tensor for position in dim.reads} & set(factors)
