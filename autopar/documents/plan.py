@@ -315,10 +315,6 @@ class Plan(Document):
                 )
         return self
 
-    def contradictions(self) -> Iterator[str]:
-        """Figures of the prediction that are missing or cannot be."""
-        return self.predicted.contradictions(self.mesh.pp)
-
     @property
     def hash(self) -> str:
         """A short digest of what the plan does and costs, not of what was said about it.
