@@ -84,6 +84,24 @@ def test_what_a_model_prints_does_not_reach_the_answer(capsys, tmp_path):
     assert "hello" in err
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not complete JSON"),
+        ("[]", "no 'model_type'"),
+        ('{"model_type": 5}', "model_type is 5"),
+        ('{"model_type": "lama"}', "did you mean 'llama'"),
+        ('{"model_type": "llama", "architectures": 1}', "architectures is 1"),
+        ('{"model_type": "llama", "num_hidden_layers": -1}', "num_hidden_layers is -1"),
+        ('{"model_type": "llama"}', "number of layers is missing"),
+        ('{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": "abc"}', "hidden_size"),
+    ],
+)
+def test_a_wrong_configuration(capsys, tmp_path, text, message):
+    (tmp_path / "config.json").write_text(text)
+    assert message in refused(capsys, "capture", tmp_path, "-o", tmp_path / "graph.json")
+
+
 @pytest.mark.parametrize("spec", ["", ".", "x" * 5000 + ".py", "no_such_module", "no_such_module:f"])
 def test_a_model_that_is_none(capsys, tmp_path, spec):
     refused(capsys, "capture", spec, "-o", tmp_path / "graph.json")
