@@ -41,9 +41,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("autopar: interrupted, nothing was written", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader went away (`autopar plan ... | head`): leave nothing for the interpreter to flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # the reader went away (`autopar plan ... | head`)
+    except OSError as error:
+        _drop_stdout()
+        print(f"autopar: {error.filename or 'the output'}: {error.strerror or error}", file=sys.stderr)
+        return USER_ERROR
     return 0
+
+
+def _drop_stdout() -> None:
+    """Leave nothing for the interpreter to flush at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _own_output_only() -> AbstractContextManager[object]:

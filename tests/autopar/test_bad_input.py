@@ -217,6 +217,13 @@ def test_a_full_disk_leaves_the_older_file(tmp_path):
     assert target.read_text() == "older"
 
 
+def test_a_full_standard_output_is_one_message():
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "autopar", "profiles"]
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "autopar: the output: No space left on device\n")
+
+
 def test_a_device_is_written_to_and_stays_a_device():
     write_atomically("/dev/null", "text")
     assert not Path("/dev/null").is_file()
