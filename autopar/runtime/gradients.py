@@ -57,12 +57,8 @@ class Gradients:
         sets = {
             tuple(sorted({stage % self.ranks.sizes["pp"] for stage in stages})) for stages in self.stages_of.values()
         }
-        line = self.ranks.line("pp")
-        return {
-            places: self.ranks.subgroup([line[place] for place in places])
-            for places in sorted(sets)
-            if len(places) > 1 and self.ranks["pp"] in places
-        }
+        found = {places: self.ranks.places_group("pp", places) for places in sorted(sets) if len(places) > 1}
+        return {places: group for places, group in found.items() if group is not None}
 
     def complete(self) -> None:
         """Sum what other stages and tp ranks hold of each gradient."""

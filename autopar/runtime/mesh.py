@@ -2,8 +2,8 @@
 
     rank = sum over axes of coordinate(axis) * product of the degrees of the axes inside it      (rank_order, outermost first)
 
-Groups are made line by line, only along axes that divide anything, each with the timeout: a rank that fails must not leave the
-others waiting for ever.
+Groups are made line by line, only along axes that divide anything, all when the mesh is built, each with the timeout: a rank that
+fails must not leave the others waiting for ever.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Ranks:
     rank: int
     device: torch.device
     timeout: timedelta
-    groups: dict[tuple[str, ...], dist.ProcessGroup] = field(default_factory=dict)
+    groups: dict[tuple[str, ...], dist.ProcessGroup | None] = field(default_factory=dict)
 
     @property
     def coordinates(self) -> dict[str, int]:
@@ -67,12 +67,31 @@ class Ranks:
         if not used:
             return None
         if used not in self.groups:
-            self.groups[used] = self.subgroup(self.line(*used))
+            self.groups[used] = self._along(used)
         return self.groups[used]
 
-    def subgroup(self, ranks: Sequence[int]) -> dist.ProcessGroup:
-        """A group of some ranks, to be made by each of them and by no other."""
-        return dist.new_group(list(ranks), timeout=self.timeout, use_local_synchronization=True)
+    def _along(
+        self, axes: Sequence[str], places: Mapping[str, Sequence[int]] | None = None
+    ) -> dist.ProcessGroup | None:
+        """Make the group of every line along some axes (at some places of them); returns this rank's own, if it stands there.
+
+        All ranks make all groups, in one order: torch tells groups apart by counting.
+        """
+        own = None
+        for start in range(prod(self.sizes.values())):
+            at = coordinates(start, self.order, self.sizes)
+            if any(at[axis] for axis in axes):
+                continue
+            along = [axis for axis in self.order if axis in axes]
+            ranges = [(places or {}).get(axis, range(self.sizes[axis])) for axis in along]
+            members = [self._rank_at(at | dict(zip(along, place, strict=True))) for place in product(*ranges)]
+            group = dist.new_group(members, timeout=self.timeout)
+            own = group if self.rank in members else own
+        return own
+
+    def places_group(self, axis: str, places: Sequence[int]) -> dist.ProcessGroup | None:
+        """The group of this rank's line at some places of an axis; None where it stands elsewhere. All ranks call it."""
+        return self._along([axis], {axis: places})
 
     def shard_mesh(self) -> DeviceMesh:
         """The mesh that fully_shard takes: dp_shard, within dp_replicate where that divides too."""
@@ -83,11 +102,6 @@ class Ranks:
             return DeviceMesh.from_group(shard, self.device.type, mesh_dim_names=("dp_shard",))
         lines = [self.line("dp_shard", fixed={"dp_replicate": place}) for place in range(self.sizes["dp_replicate"])]
         return DeviceMesh.from_group([replicate, shard], self.device.type, torch.tensor(lines), mesh_dim_names=DP)
-
-    @property
-    def first_holder(self) -> bool:
-        """Whether this rank stands first along every data-parallel axis."""
-        return all(self[axis] == 0 for axis in DP)
 
 
 def coordinates(rank: int, order: Sequence[str], sizes: Mapping[str, int]) -> dict[str, int]:
