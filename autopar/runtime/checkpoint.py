@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -125,7 +126,7 @@ def save(step: TrainStep, folder: str | Path, number: int, about: dict[str, Any]
     if failed is None:
         try:
             dcp.save(_state(step), checkpoint_id=temporary, no_dist=not dist.is_initialized())
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             failed = _cause(error)
 
     def publish() -> None:
@@ -168,7 +169,7 @@ def load(step: TrainStep, folder: str | Path) -> dict[str, Any]:
         )
     try:
         dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
         raise DocumentError(f"{source}: cannot be read: {_cause(error)}") from None
     if not any(name.startswith("master.") for name in state):
         step.optimizer.refresh_masters()
@@ -220,7 +221,7 @@ def _on_first(work: Any) -> str | None:
     return failed[0]
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: BaseException) -> str:
     """The innermost reason in words."""
     inner = next(iter(getattr(error, "failures", {}).values()), error)
     reason = inner[0] if isinstance(inner, tuple) else inner

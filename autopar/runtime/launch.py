@@ -6,6 +6,7 @@ all the same: under torchrun, or when a rank stops without failing, it is what e
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
@@ -190,7 +191,13 @@ def _is_consequence(cause: AutoparError | str) -> bool:
 def _line(trace: str) -> str:
     """`` at file:line`` of the innermost frame outside torch and this package."""
     frames = [line.strip() for line in trace.splitlines() if line.strip().startswith('File "')]
-    own = [frame for frame in frames if "/torch/" not in frame and "/autopar/runtime/" not in frame]
+    machinery = (
+        str(Path(torch.__file__).parent),
+        str(Path(__file__).parent),
+        str(Path(contextlib.__file__).parent),
+        "<",
+    )
+    own = [frame for frame in frames if not frame.removeprefix('File "').startswith(machinery)]
     if not own:
         return ""
     place, number = own[-1].removeprefix('File "').split('", line ')[:2]
