@@ -18,6 +18,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from autopar.documents.plan import Plan
+from autopar.errors import PlanMismatch
 from autopar.runtime.collectives import convert
 from autopar.runtime.mesh import Ranks
 from autopar.runtime.names import Placement, divided_dim, local_part, modules_of, parameters_of
@@ -44,13 +45,21 @@ Layouts = dict[str, Layout]
 
 
 def lay_out(model: nn.Module, plan: Plan) -> Layouts:
-    """The layout of every parameter of the whole model, by its first name; tied ones have one layout."""
+    """The layout of every parameter of the whole model, by its first name; tied ones have one layout.
+
+    Raises PlanMismatch where the plan names parameters that the model does not have.
+    """
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     found = {name: Layout(name, parameter.shape) for name, parameter in model.named_parameters()}
     if plan.mesh.tp == 1:
         return found
     for pattern, axes in plan.placements.items():
-        for _, module, attribute in parameters_of(model, pattern):
+        places = list(parameters_of(model, pattern))
+        if not places:
+            raise PlanMismatch(
+                f"the plan divides {pattern}, which the model does not have: it was made for {plan.model.spec}"
+            )
+        for _, module, attribute in places:
             name = first[id(module._parameters[attribute])]
             found[name] = replace(found[name], placement=axes.get("tp", "Replicate"))
     for pattern in plan.shares:

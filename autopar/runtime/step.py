@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from autopar.documents.plan import Plan
+from autopar.errors import PlanMismatch
 from autopar.runtime.batch import Dims, micro_batches
 from autopar.runtime.gradients import Gradients, Held
 from autopar.runtime.loss import LossMeter, UserLoss, VocabularyParallel
@@ -50,12 +51,23 @@ def parallelize(
     The model is divided in place, so it is the step's afterwards. A pipeline is built at the first batch, whose shapes it needs.
     Raises PlanMismatch where model or world are not the plan's, RequestError for what is not carried out.
     """
+    _require_same_size(model, plan)
     place = torch.device(device) if device is not None else default_device()
     ranks = build_mesh(plan, place, timeout)
     step = TrainStep(model, plan, ranks, loss, build_optimizer, clip_norm, batch_dims)
     if plan.mesh.pp == 1:
         step.build(None)
     return step
+
+
+def _require_same_size(model: nn.Module, plan: Plan) -> None:
+    """Whether structure agrees too is for those to check who can capture the model."""
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    if plan.model.parameters not in (0, elements):
+        raise PlanMismatch(
+            f"the plan was made for {plan.model.spec} with {plan.model.parameters:,} parameters, but this model has "
+            f"{elements:,}; plan again for this model"
+        )
 
 
 def default_device() -> torch.device:

@@ -1,4 +1,4 @@
-"""Llama and GPT-2 as Hugging Face writes them, under pipelines and data parallelism; their own loss is computed in fp32."""
+"""Llama and GPT-2 as Hugging Face writes them; their own loss is computed in fp32."""
 
 from __future__ import annotations
 
@@ -65,16 +65,25 @@ def trained(name: str, plan: Any) -> Trained:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_hugging_face_models_train_as_alone(name: str, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS[name]))
-    graph = autopar.capture(tmp_path / "config.json", seq_len=16)
     choices: list[dict[str, Any]] = [
         {"pp": 2, "tp": 1, "dp": 1, "micro_batch": 2, "schedule": "1f1b"},
         {"pp": 1, "tp": 1, "dp": 2, "micro_batch": 2, "zero": 3},
+        {"pp": 1, "tp": 2, "dp": 1, "micro_batch": 4, "sp": 0},
     ]
     plans = [
-        autopar.plan(graph, "local-cpu-x2", global_batch=8, dtype="fp64", fixed=fixed | {"recompute": "none"})
+        autopar.plan(
+            tmp_path / "config.json",
+            "local-cpu-x2",
+            global_batch=8,
+            seq_len=16,
+            dtype="fp64",
+            fixed=fixed | {"recompute": "none"},
+        )
         for fixed in choices
     ]
     by_rank = on_ranks(2, lambda rank: [trained(name, plan) for plan in plans], TIMEOUT)
     one = alone(name)
     for number, plan in enumerate(plans):
-        assert_equal([answers[number] for answers in by_rank], one, f"{name} {plan.mesh}", loss_within=5e-6)
+        # Llama's norms round to fp32 inside: there tp's order of sums shows.
+        within = 1e-7 if plan.mesh.tp > 1 else 1e-9
+        assert_equal([answers[number] for answers in by_rank], one, f"{name} {plan.mesh}", 5e-6, within)
