@@ -118,9 +118,7 @@ def run_cases(cases: Sequence[tuple[str, Plan]]) -> None:
         )
 
 
-def assert_equal(
-    ranks: Sequence[Trained], one: Trained, what: str, loss_within: float = 1e-9, weights_within: float = 1e-9
-) -> None:
+def assert_equal(ranks: Sequence[Trained], one: Trained, what: str, loss_within: float = 1e-9) -> None:
     """Losses, norms and every weight are those of one process."""
     for rank in ranks:
         assert max(abs(a - b) for a, b in zip(rank.losses, one.losses, strict=True)) < loss_within, what
@@ -129,4 +127,4 @@ def assert_equal(
     assert whole.keys() == one.weights.keys(), what
     for name, weight in whole.items():
         difference = (weight - one.weights[name]).abs().max().item()
-        assert difference < weights_within, f"{what}: {name} differs by {difference}"
+        assert difference < 1e-9, f"{what}: {name} differs by {difference}"
