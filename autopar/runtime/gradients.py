@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from autopar.errors import RequestError
 from autopar.runtime.mesh import Ranks
 from autopar.runtime.shard import Layout
 from autopar.runtime.zero import local_gradient
@@ -41,15 +42,21 @@ class Gradients:
 
     def _stages_of(self) -> dict[str, tuple[int, ...]]:
         """Name -> virtual stages that hold it."""
-        own = [(item.layout.name, item.stage) for item in self.held]
+        own = [(item.layout.name, item.stage, item.is_sharded) for item in self.held]
         group = self.ranks.group("pp")
-        everyone: list[list[tuple[str, int]]] = [own]
+        everyone: list[list[tuple[str, int, bool]]] = [own]
         if group is not None:
             everyone = [[] for _ in range(group.size())]
             dist.all_gather_object(everyone, own, group=group)
         found: dict[str, set[int]] = {}
-        for name, stage in (pair for pairs in everyone for pair in pairs):
+        stored: dict[str, bool] = {}
+        for name, stage, is_sharded in (entry for entries in everyone for entry in entries):
             found.setdefault(name, set()).add(stage)
+            if stored.setdefault(name, is_sharded) != is_sharded:
+                raise RequestError(
+                    f"{name} is held by stages {sorted(found[name])}, one of which divides states over dp (zero) and "
+                    "another does not; give them the same zero"
+                )
         return {name: tuple(sorted(stages)) for name, stages in found.items()}
 
     def _pipeline_groups(self) -> dict[tuple[int, ...], dist.ProcessGroup]:

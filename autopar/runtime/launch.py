@@ -102,6 +102,8 @@ def on_ranks(world: int, work: Callable[[int], Any], timeout: timedelta) -> list
 def _work(rank: int, world: int, work: Callable[[int], Any], folder: Path, timeout: timedelta) -> None:
     """A forked rank: it never returns."""
     status = 1
+    # A fork has none of its parent's OpenMP threads and would wait for them for ever; ranks of torchrun may have more than one.
+    torch.set_num_threads(1)
     try:
         store = dist.FileStore(str(folder / "store"), world)
         join(rank, world, rank, store, timeout)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -233,10 +234,11 @@ class _Reached(Exception):
 class StageModule(nn.Module):
     """One virtual stage: (received hidden state or nothing, number of the micro-batch) -> hidden state, or the loss."""
 
-    def __init__(self, pieces: Pieces, loss: Loss, context: Callable[[], Any]) -> None:
+    def __init__(self, pieces: Pieces, loss: Loss, context: Callable[[], Any], around_model: bool = False) -> None:
+        """`context` holds while the loss is computed; `around_model`: while the model runs, which then computes it."""
         super().__init__()
         self.model = pieces.model
-        self.pieces, self.loss, self.context = pieces, loss, context
+        self.pieces, self.loss, self.context, self.around_model = pieces, loss, context, around_model
         self.micro_batches: Mapping[int, Inputs] = {}
         self._received: torch.Tensor | None = None
 
@@ -262,8 +264,10 @@ class StageModule(nn.Module):
         inputs = self.micro_batches[int(number)]
         self._received = received[0] if received else None
         try:
+            with self.context() if self.around_model else nullcontext():
+                output = self.model(*inputs[0], **inputs[1])
             with self.context():
-                return self.loss(self.model(*inputs[0], **inputs[1]), inputs, int(number))
+                return self.loss(output, inputs, int(number))
         except _Reached as reached:
             return reached.hidden
         finally:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from autopar.documents.plan import Plan
-from autopar.errors import PlanMismatch
+from autopar.errors import PlanMismatch, RequestError
 from autopar.runtime.batch import Dims, micro_batches
 from autopar.runtime.gradients import Gradients, Held
 from autopar.runtime.loss import LossMeter, UserLoss, VocabularyParallel
@@ -62,6 +62,8 @@ def parallelize(
 
 def _require_same_size(model: nn.Module, plan: Plan) -> None:
     """Whether structure agrees too is for those to check who can capture the model."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise RequestError("the model is on meta, without values; build it on the CPU: each rank keeps its part only")
     elements = sum(parameter.numel() for parameter in model.parameters())
     if plan.model.parameters not in (0, elements):
         raise PlanMismatch(
@@ -119,7 +121,7 @@ class TrainStep:
             number = chunk * plan.mesh.pp + ranks["pp"]
             entries = [entry for entry in plan.recompute if entry.stage == ranks["pp"]]
             apply_recompute(part.blocks, entries)
-            stage = StageModule(part, self.meter, self._loss_context)
+            stage = StageModule(part, self.meter, self._loss_context, around_model=self.meter.loss is None)
             parallel = DataParallel(stage, part.blocks.values(), plan.stages[ranks["pp"]].zero, ranks)
             stage.attach()
             self.stages.append(stage)

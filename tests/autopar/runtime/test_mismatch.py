@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import small_models
 import torch
-from parity import plan_for
+from parity import TIMEOUT, data, plan_for
 
 from autopar.errors import PlanMismatch, RequestError
+from autopar.runtime.launch import on_ranks
 from autopar.runtime.names import local_part, pieces
 from autopar.runtime.step import parallelize
 from autopar.runtime.zero import BUCKET_BYTES, _buckets
@@ -43,6 +44,22 @@ def test_what_is_not_carried_out_is_refused(change, words):
         change = {"workload": plan.workload.model_copy(update=change)}
     with pytest.raises(RequestError, match=words):
         parallelize(small_models.build_model(), plan.model_copy(update=change), small_models.loss)
+
+
+def test_a_model_without_values_is_refused():
+    with pytest.raises(RequestError, match="on meta"):
+        parallelize(small_models.build_model().to("meta"), plan_for("llama"), small_models.loss)
+
+
+def test_stages_that_share_a_parameter_must_store_it_alike():
+    plan = plan_for("gpt", pp=2, dp=2, zero=1, micro_batch=6, schedule="1f1b")
+    mixed = plan.model_copy(update={"stages": (plan.stages[0], plan.stages[1].model_copy(update={"zero": 0}))})
+
+    def work(rank: int) -> None:
+        parallelize(small_models.gpt_tied(), mixed, small_models.loss, timeout=TIMEOUT)(data()[0])
+
+    with pytest.raises(RequestError, match=r"embedding\.weight is held by stages \[0, 1\]"):
+        on_ranks(4, work, TIMEOUT)
 
 
 def test_segments_are_divided_each_on_its_own():

@@ -79,5 +79,11 @@ def test_replicas_of_sharded_groups_are_one_more_axis():
     run_cases([("llama", replicated), ("llama", _at_zero(replicated, 3)), ("llama", _at_zero(replicated, 0))])
 
 
+def test_stages_may_differ_in_zero():
+    plan = plan_for("llama", pp=2, dp=2, zero=1, micro_batch=6, schedule="1f1b")
+    stages = (plan.stages[0], plan.stages[1].model_copy(update={"zero": 0}))
+    run_cases([("llama", plan.model_copy(update={"stages": stages}))])
+
+
 def _at_zero(plan: Plan, zero: int) -> Plan:
     return plan.model_copy(update={"stages": tuple(stage.model_copy(update={"zero": zero}) for stage in plan.stages)})
