@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -89,7 +90,7 @@ def on_ranks(world: int, work: Callable[[int], Any], timeout: timedelta) -> list
         children: dict[int, int] = {}
         try:
             for rank in range(world):
-                child = os.fork()
+                child = _fork()
                 if child == 0:
                     _work(rank, world, work, Path(folder), timeout)
                 children[child] = rank
@@ -97,6 +98,13 @@ def on_ranks(world: int, work: Callable[[int], Any], timeout: timedelta) -> list
         finally:
             _end(children)
         return _answers(world, ended, Path(folder))
+
+
+def _fork() -> int:
+    """As os.fork; Python warns of threads of the parent's, of which a rank uses none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _work(rank: int, world: int, work: Callable[[int], Any], folder: Path, timeout: timedelta) -> None:
