@@ -11,17 +11,19 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autopar.planner.columns import Column
 from autopar.planner.request import Request
 from autopar.planner.space import Configuration
 from cost_models.collectives import Kind, collective_seconds
 from cost_models.compute import element_bytes, pointwise_seconds
-from cost_models.in_flight import in_flight_by_chunk
+from cost_models.in_flight import Schedule, in_flight_by_chunk
 from cost_models.memory import (
     RESERVE_FRACTION,
     communicator_bytes,
     context_bytes,
-    in_flight,
     optimizer_traffic_bytes,
     state_bytes,
 )
@@ -34,7 +36,6 @@ REDUCE_BYTES = 4.0
 WORKSPACE_BYTES = 64 * 2**20
 """Matmul workspace (cuBLAS keeps 32 MiB a handle on Hopper) and kernels' scratch."""
 
-Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Known = dict[tuple[object, ...], float]
 """Prices already asked for: configurations of one search share most of theirs."""
 
@@ -84,20 +85,16 @@ class Bills:
         self.capacity, self.known = capacity, known
         self.overlap = overlap_fraction("dp")
 
-    def in_flight(self, stage: int) -> tuple[int, ...]:
-        """Micro-batches of each chunk at the fullest moment."""
-        c = self.c
-        return _in_flight(c.schedule, stage, c.pp, c.micro_batches, c.virtual_stages)
-
     def most_in_flight(self, stage: int) -> tuple[int, ...]:
         """Most micro-batches that each chunk has in flight, at whichever moment."""
         c = self.c
-        return _most_in_flight(c.schedule, stage, c.pp, c.micro_batches, c.virtual_stages)
+        counts = _in_flight(c.schedule, stage, c.pp, c.micro_batches, c.virtual_stages)
+        return tuple(int(count) for count in counts.max(axis=0))
 
-    def weight(self, stage: int) -> float:
-        """Kept micro-batches per block: chunks are equal, so their mean count counts for every block."""
-        counts = self.in_flight(stage)
-        return sum(counts) / len(counts)
+    def weight(self, stage: int, sizes: tuple[int, ...]) -> float:
+        """Kept micro-batches per block at the fullest moment, of a stage whose chunks hold `sizes` blocks that keep alike."""
+        c = self.c
+        return _fullest(c.schedule, stage, c.pp, c.micro_batches, sizes) / sum(sizes)
 
     @cached_property
     def outside(self) -> float:
@@ -204,16 +201,14 @@ class Bills:
 
 
 @cache
-def _in_flight(schedule: str, stage: int, stages: int, m: int, v: int) -> tuple[int, ...]:
-    assert schedule in ("gpipe", "1f1b", "interleaved")
-    return in_flight(schedule, stage, stages, m, v)  # type: ignore[arg-type]
+def _in_flight(schedule: Schedule, stage: int, stages: int, m: int, v: int) -> NDArray[np.int64]:
+    return in_flight_by_chunk(schedule, stage, stages, m, v)
 
 
 @cache
-def _most_in_flight(schedule: str, stage: int, stages: int, m: int, v: int) -> tuple[int, ...]:
-    assert schedule in ("gpipe", "1f1b", "interleaved")
-    counts = in_flight_by_chunk(schedule, stage, stages, m, v)  # type: ignore[arg-type]
-    return tuple(int(count) for count in counts.max(axis=0))
+def _fullest(schedule: Schedule, stage: int, stages: int, m: int, sizes: tuple[int, ...]) -> int:
+    """Blocks kept, each once per micro-batch, at the fullest moment."""
+    return int((_in_flight(schedule, stage, stages, m, len(sizes)) @ np.array(sizes)).max())
 
 
 def holding(columns: Sequence[tuple[Column, int]]) -> Holding:

@@ -1,9 +1,9 @@
 """A lower bound for every configuration, from sums alone: tens of thousands in a second.
 
-    step >= (m - 1/v) max(A, W*) + p A / v + E + 2 (p v - 1) s
+    step >= (m - 1/v) g(max(A, W*)) + p A / v + E + sends
 
 A: work of all layers over p, with the share of dp collectives that nothing hides; W*: the least that the busiest
-stage can have when blocks are whole and come in multiples of the chunks; E: update and unhidden dp collectives of an
+stage can have when blocks are whole, one or more a chunk; g and sends as in `stages`; E: update and unhidden dp collectives of an
 average stage. Recompute counts at the cheapest entry of its menu. Every term is at most what the stages' own objective
 has (`stages.Pipeline`).
 """
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from autopar.planner.bills import Bills
 from autopar.planner.case import Case, Model, Totals
 from autopar.planner.space import Configuration
+from autopar.planner.stages import Pipeline
 
 
 def by_bound(model: Model, space: Sequence[Configuration]) -> list[tuple[float, Configuration]]:
@@ -24,8 +25,8 @@ def by_bound(model: Model, space: Sequence[Configuration]) -> list[tuple[float, 
 
 
 def _simplicity(c: Configuration) -> tuple[int, ...]:
-    """Less pipeline, less tensor parallelism, fewer chunks, lower ZeRO."""
-    return (c.pp, c.tp, c.virtual_stages, c.zero, int(c.sp), c.micro_batch)
+    """Less pipeline, less tensor parallelism, fewer chunks, 1F1B before GPipe, lower ZeRO."""
+    return (c.pp, c.tp, c.virtual_stages, int(c.schedule == "gpipe"), c.zero, int(c.sp), c.micro_batch)
 
 
 class _Bounds:
@@ -43,8 +44,10 @@ class _Bounds:
         per_action, once = self._data_parallel(c, totals)
         average = totals.work / c.pp + per_action
         most = max(average, self._busiest(c, totals))
-        v = c.virtual_stages
-        return (c.micro_batches - 1 / v) * most + average * c.pp / v + once + 2 * (c.pp * v - 1) * self._send(c)
+        pipeline = Pipeline(
+            c.pp, c.micro_batches, c.virtual_stages, self._send(c), c.schedule, self.model.totals(c).forward_share
+        )
+        return pipeline.rounds * pipeline.pace(most) + average * c.pp / c.virtual_stages + once + pipeline.sends_seconds
 
     def _data_parallel(self, c: Configuration, totals: Totals) -> tuple[float, float]:
         """What of gathers and reductions nothing can hide: per micro-batch, and once a step with the update."""
@@ -80,11 +83,11 @@ class _Bounds:
 
 
 def least_busiest(works: Sequence[float], stages: int, chunks: int) -> float:
-    """The least that the busiest stage can have: equal blocks between unequal ends, in multiples of `chunks` a stage."""
-    unit = works[1] * chunks
+    """The least that the busiest stage can have: equal blocks between unequal ends, `chunks` or more a stage."""
+    unit = works[1]
     first, last = works[0] - works[1], works[-1] - works[1]
     # The busiest stage is one of these sums: the smallest under which all blocks find room.
-    sums = sorted(end + count * unit for end in {first, last, 0.0} for count in range(1, len(works) // chunks + 1))
+    sums = sorted(end + count * unit for end in {first, last, 0.0} for count in range(chunks, len(works) + 1))
     low, high = 0, len(sums) - 1
     while low < high:
         middle = (low + high) // 2
@@ -97,6 +100,6 @@ def least_busiest(works: Sequence[float], stages: int, chunks: int) -> float:
 
 def _has_room(most: float, blocks: int, stages: int, chunks: int, unit: float, first: float, last: float) -> bool:
     limit = most * (1 + 1e-12)
-    if limit < unit + max(first, last, 0.0):
+    if limit < chunks * unit + max(first, last, 0.0):
         return False
-    return ((limit - first) // unit + (limit - last) // unit + (stages - 2) * (limit // unit)) * chunks >= blocks
+    return (limit - first) // unit + (limit - last) // unit + (stages - 2) * (limit // unit) >= blocks

@@ -13,7 +13,7 @@ from autopar.planner.columns import Column, Menu, best_mix, column, layers_of
 from autopar.planner.pricelist import PriceList
 from autopar.planner.request import Request
 from autopar.planner.space import Configuration
-from autopar.planner.stages import Answer, Pipeline, StageChoice, solve_any, solve_equal
+from autopar.planner.stages import Answer, Pipeline, StageChoice, chunk_sizes, solve_any, solve_equal
 from hardware_profiles.chip import Chip
 from hardware_profiles.topology import Topology
 
@@ -33,6 +33,8 @@ class Totals:
 
     works: tuple[float, ...]
     parameters: float
+    forward_share: float
+    """Of all work."""
 
     @cached_property
     def work(self) -> float:
@@ -80,7 +82,9 @@ class Model:
         if key not in self._totals:
             kinds = [(layer.block_class, *layer.before, *layer.after) for layer in self.layers]
             each = {kind: self._layer(kind, c) for kind in set(kinds)}
-            self._totals[key] = Totals(tuple(each[kind][0] for kind in kinds), sum(each[kind][1] for kind in kinds))
+            works = tuple(each[kind][0] for kind in kinds)
+            forward = sum(self.column(name, c).forward for kind in kinds for name in kind)
+            self._totals[key] = Totals(works, sum(each[kind][1] for kind in kinds), forward / sum(works))
         return self._totals[key]
 
     def _layer(self, names: tuple[str, ...], c: Configuration) -> tuple[float, float]:
@@ -102,7 +106,9 @@ class Case:
     def pipeline(self) -> Pipeline:
         """The objective's constants."""
         hidden = self.column(self.model.layers[0].block_class).price.output_bytes
-        return Pipeline(self.c.pp, self.c.micro_batches, self.c.virtual_stages, self.bills.send_seconds(hidden))
+        c = self.c
+        send = self.bills.send_seconds(hidden)
+        return Pipeline(c.pp, c.micro_batches, c.virtual_stages, send, c.schedule, self.totals.forward_share)
 
     def column(self, class_name: str) -> Column:
         """A class under this configuration."""
@@ -126,9 +132,7 @@ class Case:
         blocks = len(self.model.layers)
         most = self.pipeline.most_work(limit, self.totals.work)
         if self.model.is_equal:
-            return solve_equal(self.pipeline, blocks, self.equal_choice, most, self.c.virtual_stages)
-        if self.c.virtual_stages > 1:
-            return None
+            return solve_equal(self.pipeline, blocks, self.equal_choice, most)
         return solve_any(self.pipeline, blocks, self.choice, most)
 
     def equal_choice(self, stage: int, k: int) -> StageChoice | None:
@@ -149,7 +153,7 @@ class Case:
         return tuple(name for layer in self.model.layers[first:end] for name in (*layer.before, *layer.after))
 
     def _choice(self, stage: int, counts: dict[str, int], ends: tuple[str, ...]) -> StageChoice | None:
-        weight = self.bills.weight(stage)
+        weight = self.weight(stage, sum(counts.values()))
         key = (weight, tuple(counts.items()), ends)
         if key not in self._choices:
             self._choices[key] = self._make_choice(stage, weight, counts, ends)
@@ -171,6 +175,10 @@ class Case:
             self.bills.once(forward, backward, dp, held.parameters),
             mix,
         )
+
+    def weight(self, stage: int, blocks: int) -> float:
+        """Kept micro-batches per block."""
+        return self.bills.weight(stage, chunk_sizes(blocks, self.pipeline, stage))
 
     def ends_bytes(self, stage: int, ends: Sequence[str]) -> float:
         """What embedding and head keep: at their own chunk's count of micro-batches (the first, the last)."""
@@ -201,7 +209,7 @@ class Case:
     ) -> tuple[float, tuple[tuple[str, tuple[int, ...]], ...]] | None:
         """Recompute of a stage: an exact mix for one class; for several, one entry for all blocks of a class.
 
-        Interleaved stages take one entry for all their blocks, so that chunks keep equal bytes and the count is exact.
+        Interleaved stages take one entry for all their blocks, so that what is kept follows from the chunks' sizes.
         """
         if len(counts) == 1 and self.c.virtual_stages == 1:
             ((name, count),) = counts.items()
@@ -236,7 +244,7 @@ class Case:
             ends = self.ends_of(first, end)
             terms = self.bills.states(self.held(counts, ends)) | {"workspace": self.held(counts, ends).workspace}
             leanest = sum(self.column(name).menu.saved_bytes[-1] * count for name, count in counts.items())
-            terms["activations"] = leanest * self.bills.weight(stage) + self.ends_bytes(stage, ends)
+            terms["activations"] = leanest * self.weight(stage, end - first) + self.ends_bytes(stage, ends)
             excess = sum(terms.values()) - self.bills.allocatable
             found.append(Shortfall(excess, stage, max(terms, key=lambda name: terms[name])))
         return max(found, key=lambda item: item.excess_bytes)

@@ -87,7 +87,9 @@ Ranked = list[tuple[float, Configuration]]
 
 def ranked(model: Model) -> Ranked:
     """Every configuration with its bound, least first."""
-    space = configurations(model.request, model.topology.devices, len(model.layers), model.prices.degrees())
+    space = configurations(
+        model.request, model.topology.devices, len(model.layers), model.prices.degrees(), model.is_equal
+    )
     return by_bound(model, space)
 
 
@@ -151,9 +153,9 @@ def certificate(model: Model, cases: Ranked, found: Found, started: float) -> Ce
     space["recompute"] = list(model.modes)
     space["tp_limit"] = model.topology.devices_in_reach
     space["stages"] = "any split of the blocks" + (
-        "; interleaved: a multiple of virtual_stages blocks a stage, one recompute entry for them"
+        "; interleaved: chunks of a stage equal but for one block, one recompute entry for them"
         if model.is_equal
-        else ""
+        else "; stages of several classes: one recompute entry for each class"
     )
     if found.interrupted:
         space["stopped"] = found.interrupted

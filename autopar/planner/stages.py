@@ -1,11 +1,19 @@
 """L2: which blocks each stage holds.
 
-    step = (m - 1/v) max_i W_i + (1/v) sum_i W_i + max_i E_i + 2 (p v - 1) s
+    step = (m - 1/v) g(max_i W_i) + (1/v) sum_i W_i + max_i E_i + 2 (p v - 1) s + stalls
 
 W_i: seconds of stage i per micro-batch (forward, backward, recompute, exposed collectives; all its chunks, embedding and
 head included); E_i: once a step (exposed gradient reduction and parameter gather, optimizer); s: a send; m micro-batches,
-v chunks per stage. For equal stages this is the closed form of 1F1B and of the interleaved schedule (Narayanan et al.,
-arXiv 2104.04473).
+v chunks per stage. For equal stages without sends this is the closed form of 1F1B and of the interleaved schedule
+(Narayanan et al., arXiv 2104.04473). Sends have a stream of their own, forward and gradient in turn, so that
+
+    1F1B          g(W) = W, stalls = 2 s (m - 1 - ceil((m - 1) / p))
+    GPipe         g(W) = max(f W, s) + max((1 - f) W, s), stalls = 0        f: the forward's share of W
+    interleaved   g(W) = max(W, 2 v s), stalls = 0
+
+1F1B stalls because a stage i may run only p - i micro-batches ahead of their gradients: a way down n stages and back takes n
+actions and 2 (n - 1) sends and lets n more micro-batches in; the longest path goes whole ways and one of what is left.
+Interleaved stages run further ahead, which hides sends until they fill the link.
 
 `solve_equal`: blocks of one class: the pattern ILP, y[i, k] = 1 where stage i takes k blocks. `solve_any`: contiguous
 intervals of unlike blocks: an exact search over thresholds on W and E with a dynamic programme inside. Both minimise
@@ -16,11 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
 
 import numpy as np
 import pulp
 
 from autopar.planner.solver import solve
+from cost_models.in_flight import Schedule
 
 
 @dataclass(frozen=True)
@@ -49,32 +60,70 @@ class Pipeline:
     micro_batches: int
     virtual_stages: int
     send_seconds: float
+    schedule: Schedule = "1f1b"
+    forward_share: float = 1 / 3
+    """Of a stage's work."""
 
     @property
-    def fill_seconds(self) -> float:
-        """Sends that nothing hides: of the first micro-batch down all chunks, and of the last gradient back."""
-        return 2 * (self.stages * self.virtual_stages - 1) * self.send_seconds
+    def rounds(self) -> float:
+        """How often the busiest stage's pace counts beside the sum."""
+        return self.micro_batches - 1 / self.virtual_stages
+
+    @property
+    def sends_seconds(self) -> float:
+        """Sends that nothing hides: the first micro-batch down all chunks, the last gradient back, 1F1B's stalls."""
+        fill = self.stages * self.virtual_stages - 1
+        more = self.micro_batches - 1
+        stalls = more - ceil(more / self.stages) if self.schedule == "1f1b" else 0
+        return 2 * (fill + stalls) * self.send_seconds
+
+    @cached_property
+    def pace_lines(self) -> tuple[tuple[float, float], ...]:
+        """(slope, constant) whose largest value at W is the pace g(W)."""
+        s, f = self.send_seconds, self.forward_share
+        if s == 0 or self.schedule == "1f1b":
+            return ((1.0, 0.0),)
+        if self.schedule == "gpipe":
+            return ((1.0, 0.0), (f, s), (1 - f, s), (0.0, 2 * s))
+        return ((1.0, 0.0), (0.0, 2 * self.virtual_stages * s))
+
+    def pace(self, work: float) -> float:
+        """Seconds per micro-batch at which a pipeline runs whose busiest stage takes `work`."""
+        return max(slope * work + constant for slope, constant in self.pace_lines)
 
     def step_seconds(self, works: Sequence[float], onces: Sequence[float]) -> float:
         """The objective."""
-        v = self.virtual_stages
-        return (self.micro_batches - 1 / v) * max(works) + sum(works) / v + max(onces) + self.fill_seconds
+        return self.rounds * self.pace(max(works)) + sum(works) / self.virtual_stages + max(onces) + self.sends_seconds
 
     def most_work(self, limit: float, least_total: float) -> float:
         """W beyond which no stage may go if the step is to stay below `limit`; `least_total` bounds sum W from below."""
-        v = self.virtual_stages
-        free = limit - least_total / v - self.fill_seconds
-        return free / (self.micro_batches - 1 / v) if self.micro_batches > 1 / v else float("inf")
+        free = limit - least_total / self.virtual_stages - self.sends_seconds
+        if self.rounds == 0:
+            return float("inf")
+        pace = free / self.rounds
+        if any(slope == 0 and constant > pace for slope, constant in self.pace_lines):
+            return 0.0
+        return min((pace - constant) / slope for slope, constant in self.pace_lines if slope > 0)
+
+
+def chunk_sizes(blocks: int, pipeline: Pipeline, stage: int) -> tuple[int, ...]:
+    """Blocks of each chunk of a stage: equal but for one; the larger ones are the last, which keep fewest micro-batches.
+
+    On the last stage they are the first, since the head stands in its last.
+    """
+    size, larger = divmod(blocks, pipeline.virtual_stages)
+    sizes = (size,) * (pipeline.virtual_stages - larger) + (size + 1,) * larger
+    return sizes[::-1] if stage == pipeline.stages - 1 else sizes
 
 
 def solve_equal(
-    pipeline: Pipeline, blocks: int, choice: Callable[[int, int], StageChoice | None], most_work: float, step: int = 1
+    pipeline: Pipeline, blocks: int, choice: Callable[[int, int], StageChoice | None], most_work: float
 ) -> Answer | None:
-    """Counts per stage for `blocks` equal blocks, each a multiple of `step`; None where no stage assignment fits.
+    """Counts per stage for `blocks` equal blocks, one or more a chunk; None where no stage assignment fits.
 
     `choice(stage, k)` is None where k blocks do not fit the stage. `most_work` cuts stages that could not win.
     """
-    table = _columns(pipeline.stages, blocks, choice, most_work, step)
+    table = _columns(pipeline.stages, blocks, choice, most_work, pipeline.virtual_stages)
     if table is None:
         return None
     if pipeline.stages == 1:
@@ -83,15 +132,17 @@ def solve_equal(
             if blocks in table[0]
             else None
         )
-    table = _competitive(pipeline, blocks, table, step)
+    table = _competitive(pipeline, blocks, table)
     if table is None:
         return None
     problem = pulp.LpProblem("stages", pulp.LpMinimize)
-    slowest, latest = pulp.LpVariable("slowest", lowBound=0), pulp.LpVariable("latest", lowBound=0)
+    slowest, pace, latest = (pulp.LpVariable(name, lowBound=0) for name in ("slowest", "pace", "latest"))
     take = {(i, k): pulp.LpVariable(f"y_{i}_{k}", cat="Binary") for i, column in enumerate(table) for k in column}
     v = pipeline.virtual_stages
     objective = [(take[i, k], table[i][k].work / v) for i, k in take]
-    problem += pulp.LpAffineExpression([*objective, (slowest, pipeline.micro_batches - 1 / v), (latest, 1)])
+    problem += pulp.LpAffineExpression([*objective, (pace, pipeline.rounds), (latest, 1)])
+    for slope, constant in pipeline.pace_lines:
+        problem += pulp.LpAffineExpression([(slowest, slope)], constant) <= pace
     for i, column in enumerate(table):
         problem += pulp.LpAffineExpression([(take[i, k], 1) for k in column]) == 1
         problem += pulp.LpAffineExpression([(take[i, k], column[k].work) for k in column]) <= slowest
@@ -106,13 +157,13 @@ def solve_equal(
 
 
 def _columns(
-    stages: int, blocks: int, choice: Callable[[int, int], StageChoice | None], most_work: float, step: int
+    stages: int, blocks: int, choice: Callable[[int, int], StageChoice | None], most_work: float, least: int
 ) -> list[dict[int, StageChoice]] | None:
     """Per stage, k -> choice; work grows with k, so a stage's list ends at the first that is too slow or too large."""
     table = []
     for stage in range(stages):
         column: dict[int, StageChoice] = {}
-        for k in range(step, blocks - step * (stages - 1) + 1, step):
+        for k in range(least, blocks - least * (stages - 1) + 1):
             found = choice(stage, k)
             if found is None or found.work > most_work:
                 break
@@ -124,7 +175,7 @@ def _columns(
 
 
 def _competitive(
-    pipeline: Pipeline, blocks: int, table: list[dict[int, StageChoice]], step: int
+    pipeline: Pipeline, blocks: int, table: list[dict[int, StageChoice]]
 ) -> list[dict[int, StageChoice]] | None:
     """The columns that an optimum may use: those no slower than a good answer allows, with room for all blocks.
 
@@ -142,16 +193,16 @@ def _competitive(
             high = middle
     counts = [max(k for k, choice in column.items() if choice.work <= works[low]) for column in table]
     while sum(counts) > blocks:
-        slowest = max((i for i, k in enumerate(counts) if k > step), key=lambda i: table[i][counts[i]].work)
-        counts[slowest] -= step
+        slowest = max((i for i, k in enumerate(counts) if k - 1 in table[i]), key=lambda i: table[i][counts[i]].work)
+        counts[slowest] -= 1
     chosen = [column[k] for column, k in zip(table, counts, strict=True)]
     good = pipeline.step_seconds([choice.work for choice in chosen], [choice.once for choice in chosen])
     least = sum(min(choice.work for choice in column.values()) for column in table)
     # Work per block is the same on every stage but for recompute, so the total is at least what the leanest blocks cost.
     each = min(
-        (column[k].work - column[k - step].work for column in table for k in column if k - step in column), default=0.0
+        (column[k].work - column[k - 1].work for column in table for k in column if k - 1 in column), default=0.0
     )
-    least += each * (blocks - sum(min(column) for column in table)) / step
+    least += each * (blocks - sum(min(column) for column in table))
     most = pipeline.most_work(good, least) * (1 + 1e-9)
     kept = [{k: choice for k, choice in column.items() if choice.work <= most} for column in table]
     largest = [max(column) for column in kept]
@@ -200,18 +251,18 @@ def _search_thresholds(pipeline: Pipeline, works: np.ndarray, onces: np.ndarray)
             return best
         path, value = found
         latest = max(onces[i, a, b] for i, (a, b) in enumerate(path))
-        step = value + latest + pipeline.fill_seconds
+        step = value + latest + pipeline.sends_seconds
         if best is None or step < best.step_seconds:
             best = Answer(tuple(b - a for a, b in path), step)
         smaller = onces[(onces < latest) & np.isfinite(onces)]
-        if not smaller.size or value + smaller.min() + pipeline.fill_seconds >= best.step_seconds:
+        if not smaller.size or value + smaller.min() + pipeline.sends_seconds >= best.step_seconds:
             return best
         limit = smaller.max()
 
 
 def _best_work(pipeline: Pipeline, works: np.ndarray) -> tuple[list[tuple[int, int]], float] | None:
-    """Least ``(m - 1/v) max W + sum W / v``: thresholds on max W in rising order, until the sum cannot make up for them."""
-    v, m = pipeline.virtual_stages, pipeline.micro_batches
+    """Least ``(m - 1/v) g(max W) + sum W / v``: thresholds on max W in rising order, until the sum cannot make up for them."""
+    v = pipeline.virtual_stages
     least = _path(works, np.inf)
     if least is None:
         return None
@@ -225,13 +276,13 @@ def _best_work(pipeline: Pipeline, works: np.ndarray) -> tuple[list[tuple[int, i
             high = middle
     best: tuple[list[tuple[int, int]], float] | None = None
     for threshold in values[low:]:
-        if best is not None and (m - 1 / v) * threshold + least[1] / v >= best[1]:
+        if best is not None and pipeline.rounds * pipeline.pace(float(threshold)) + least[1] / v >= best[1]:
             break
         found = _path(works, threshold)
         assert found is not None
         path, total = found
         slowest = max(works[i, a, b] for i, (a, b) in enumerate(path))
-        value = (m - 1 / v) * slowest + total / v
+        value = pipeline.rounds * pipeline.pace(float(slowest)) + total / v
         if best is None or value < best[1]:
             best = (path, float(value))
     return best
