@@ -106,4 +106,4 @@ def experts_fit(c: Choices) -> str | None:
     return None
 
 
-RULES = (degrees_multiply, batch_divides, enough_blocks, schedule_fits, zero_fits, experts_fit)
+RULES = (degrees_multiply, batch_divides, zero_fits, schedule_fits, enough_blocks, experts_fit)

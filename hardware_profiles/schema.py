@@ -63,6 +63,9 @@ def readable(error: ValidationError, model: type[BaseModel], most: int = 5, with
     `within` is the path of the model in its document.
     """
     problems = error.errors()
+    # An item that failed leaves its list too short: only the item's own problem helps.
+    inner = {problem["loc"][:size] for problem in problems for size in range(len(problem["loc"]))}
+    problems = [problem for problem in problems if problem["type"] != "too_short" or problem["loc"] not in inner]
     lines = [f"{within}.{line}" if within else line for line in (_problem(item, model) for item in problems[:most])]
     if len(problems) > most:
         lines.append(f"and {len(problems) - most} more")

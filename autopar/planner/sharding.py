@@ -42,6 +42,8 @@ FLOPS_PER_SECOND, BYTES_PER_SECOND, LINK_BYTES_PER_SECOND = 500e12, 2e12, 300e9
 EPSILON_SECONDS = 1e-9
 """A conversion that moves nothing still costs this, so that none stands where none is needed."""
 
+NANOSECONDS = 1e9
+"""Solvers compare to absolute tolerances near 1e-6: in seconds every division of a small block would look optimal."""
 
 Pinned = Mapping[int, Mapping[str, State]]
 """Degree -> parameter -> its state."""
@@ -114,9 +116,9 @@ class _Programme:
         if any(not options for options in self.options.values()):
             return None
         convert = self._conversions(choose)
-        cost = [(choose[key], self._seconds(*key)) for key in choose]
+        cost = [(choose[key], self._seconds(*key) * NANOSECONDS) for key in choose]
         cost += [
-            (variable, self._conversion_seconds(link, source, target))
+            (variable, self._conversion_seconds(link, source, target) * NANOSECONDS)
             for (link, source, target), variable in convert.items()
         ]
         problem += pulp.LpAffineExpression(cost)

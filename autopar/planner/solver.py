@@ -1,7 +1,8 @@
 """Integer programmes through PuLP: HiGHS by default, CBC where HiGHS is missing. Proven optima only, or the bound reached.
 
 PuLP calls a problem stopped by its time limit ``Optimal``: `sol_status` tells. HiGHS prints a banner to stdout even when
-told to be silent, which would break JSON output; its default gap is 1e-4, which is not a proof.
+told to be silent, which would break JSON output; its default gaps are 1e-4 relative and 1e-6 absolute, which are no
+proof: a microsecond is more than a small block takes.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def solve(problem: pulp.LpProblem, time_limit: float | None = None) -> Solution:
 def _solver(time_limit: float | None) -> tuple[str, Any]:
     name = solver_name()
     if name == "HiGHS":
-        return name, pulp.HiGHS(msg=False, timeLimit=time_limit, gapRel=0.0, threads=1)
-    return name, pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit, gapRel=0.0, threads=1)
+        return name, pulp.HiGHS(msg=False, timeLimit=time_limit, gapRel=0.0, gapAbs=0.0, threads=1)
+    return name, pulp.PULP_CBC_CMD(msg=False, timeLimit=time_limit, gapRel=0.0, gapAbs=0.0, threads=1)
 
 
 @cache

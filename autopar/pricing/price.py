@@ -168,7 +168,7 @@ class _Pricer:
                             keep=option.keep,
                             saved_bytes=_at(saved[option.name], number),
                             seconds=_at(again[option.name], number),
-                            collectives=first if option.name == "full" else (),
+                            collectives=self._collectives("forward", number, frozenset(option.operators)),
                         )
                         for option in self.block_class.recompute
                     },
@@ -291,7 +291,10 @@ class _Pricer:
         return total
 
     def _workspace(self) -> Amount:
-        """The most passing bytes alive during backward: gradients and recomputed values, weight gradients apart."""
+        """The most passing bytes alive during backward: gradients and recomputed values, weight gradients apart.
+
+        A gradient gathered for a divided matrix stands whole beside them, one at a time.
+        """
         backward = [operator for operator in self.block_class.operators if operator.phase == "backward"]
         last = {
             tensor: number for number, operator in enumerate(backward) for tensor in (*operator.reads, *operator.writes)
@@ -309,23 +312,39 @@ class _Pricer:
             for tensor in {*operator.reads, *operator.writes}:
                 if last[tensor] == number and tensor in size:
                     alive = alive - size.pop(tensor)
-        return most
+        gathered = [c.site.tensor for c in self.division.conversions if c.backward == "all_gather"]
+        return most + max((self._bytes(tensor) for tensor in gathered), key=np.max, default=0.0)
 
     def _has_rows(self, operator: Operator) -> bool:
         """Whether what it writes grows with the workload: gradients of parameters do not, and are counted elsewhere."""
         return any(self.workload_atoms & set(self.block_class.tensor_by_id[tensor].atoms) for tensor in operator.writes)
 
-    def _collectives(self, phase: Literal["forward", "backward"], number: int) -> tuple[Collective, ...]:
+    def _collectives(
+        self, phase: Literal["forward", "backward"], number: int, again: frozenset[int] | None = None
+    ) -> tuple[Collective, ...]:
+        """Collectives of a phase; with `again` those that recompute repeats: out of or into an operator that runs again."""
         moved: dict[str, list[float]] = {}
         for conversion in self.division.conversions:
+            if again is not None and not again & self._touching(conversion.site.tensor):
+                continue
             kind: str = conversion.forward if phase == "forward" else conversion.backward
             if kind not in ("identity", "slice"):
                 moved.setdefault(kind, []).append(_at(self._bytes(conversion.site.tensor), number))
         for use in self.division.composites:
+            if again is not None and use.operator not in again:
+                continue
             for when, kind, tensor in use.collectives:
                 if when == phase:
                     moved.setdefault(kind, []).append(self._composite_bytes(use.operator, tensor, number))
         return tuple(self._collective(kind, sizes) for kind, sizes in moved.items())
+
+    def _touching(self, tensor: int) -> set[int]:
+        """Forward operators that write or read a tensor."""
+        return {
+            operator.id
+            for operator in self.block_class.operators
+            if operator.phase == "forward" and (tensor in operator.writes or tensor in operator.reads)
+        }
 
     def _composite_bytes(self, operator: int, tensor: int, number: int) -> float:
         """The tensor named, or (-1) one fp32 number per row of the operator's first write."""

@@ -1,6 +1,8 @@
 """The documents: round trips, published schemas, and errors that name the field."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -112,3 +114,24 @@ def test_saved_bytes_of_the_fixture_block_are_its_input_and_two_inner_tensors():
     graph = Graph.load(FIXTURES / "graph.json")
     saved = graph.class_by_name["Mlp"].saved_bytes(graph.sizes(), compute_bytes=2)
     assert saved == 2 * (2 * 4) * (8 + 32 + 32)
+
+
+def test_a_full_disk_leaves_the_older_file_as_it_was(tmp_path):
+    older = tmp_path / "plan.json"
+    older.write_text((FIXTURES / "plan.json").read_text())
+    code = (
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "from autopar.documents import Plan\n"
+        "from autopar.errors import DocumentError\n"
+        f"plan = Plan.load({str(older)!r})\n"
+        "try:\n"
+        f"    plan.save({str(older)!r})\n"
+        "except DocumentError as error:\n"
+        "    print(error)\n"
+    )
+    root = Path(__file__).parents[3]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert "cannot be written: File too large" in done.stdout
+    assert older.read_text() == (FIXTURES / "plan.json").read_text()
+    assert list(tmp_path.iterdir()) == [older]

@@ -12,6 +12,7 @@ import autopar
 from autopar.documents import Graph
 from autopar.documents.plan import PARTS
 from autopar.legality import Choices, problems
+from autopar.planner.case import Case
 from autopar.planner.request import Request
 from autopar.planner.search import explore, ranked, search
 from autopar.simulator import simulate
@@ -116,3 +117,22 @@ def test_the_memory_table_of_an_explanation_adds_up_to_the_peak():
         stage, *parts, total = (float(cell) for cell in row.split())
         assert sum(parts) == pytest.approx(total, abs=0.006 * len(parts))
         assert total == pytest.approx(plan.predicted.peak_bytes[int(stage)] / 2**30, abs=0.006)
+
+
+def test_an_interrupted_search_gives_the_best_so_far_with_its_gap(monkeypatch):
+    answers = []
+    solve = Case.solve
+
+    def interrupted(self, limit):
+        if len(answers) == 2:
+            raise KeyboardInterrupt
+        answer = solve(self, limit)
+        answers.extend([answer] if answer else [])
+        return answer
+
+    monkeypatch.setattr(Case, "solve", interrupted)
+    graph = autopar.capture("examples/llama31_70b.py")
+    plan = search(graph, load_cluster("h100x64"), Request.parse(global_batch=512, seq_len=8192, fixed={}, forbidden=()))
+    assert plan.certificate.space["stopped"] == "interrupted"
+    assert plan.certificate.gap > 0
+    assert plan.certificate.bound_seconds < plan.predicted.step_seconds
