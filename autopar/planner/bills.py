@@ -156,20 +156,22 @@ class Bills:
         return DataParallel(gather, reduce, gathers, "once" if late else "each_backward", min(share, 1.0))
 
     def _dp_seconds(self, kind: Kind, bytes_: float) -> float:
-        return self._collective(kind, bytes_, self.c.dp, self.c.tp)
-
-    def _collective(self, kind: Kind, bytes_: float, size: int, stride: int) -> float:
-        key = (kind, bytes_, size, stride)
+        key = (kind, bytes_, self.c.dp, self.c.tp)
         if key not in self.known:
-            group = self.topology.strided(size, stride)
+            group = self.topology.strided(self.c.dp, self.c.tp)
             self.known[key] = float(collective_seconds(kind, bytes_, group, self.chip))
         return self.known[key]
 
     def send_seconds(self, bytes_: float) -> float:
-        """A hidden state to the next stage."""
+        """A hidden state to the next stage, where that is slowest."""
         if self.c.pp == 1:
             return 0.0
-        return self._collective("send", bytes_, 2, self.c.dp * self.c.tp)
+        stride = self.c.dp * self.c.tp
+        key = ("send", bytes_, stride)
+        if key not in self.known:
+            group = self.topology.neighbours(stride)
+            self.known[key] = float(collective_seconds("send", bytes_, group, self.chip))
+        return self.known[key]
 
     def per_micro_batch(self, forward: float, backward: float, dp: DataParallel) -> float:
         """Seconds of one forward and one backward, with what of the collectives in each does not hide behind it."""

@@ -153,28 +153,33 @@ class Case:
         return tuple(name for layer in self.model.layers[first:end] for name in (*layer.before, *layer.after))
 
     def _choice(self, stage: int, counts: dict[str, int], ends: tuple[str, ...]) -> StageChoice | None:
-        weight = self.weight(stage, sum(counts.values()))
-        key = (weight, tuple(counts.items()), ends)
+        sizes = chunk_sizes(sum(counts.values()), self.pipeline, stage)
+        key = (self.bills.weight(stage, sizes), sizes, tuple(counts.items()), ends)
         if key not in self._choices:
-            self._choices[key] = self._make_choice(stage, weight, counts, ends)
+            self._choices[key] = self._make_choice(stage, sizes, counts, ends)
         return self._choices[key]
 
     def _make_choice(
-        self, stage: int, weight: float, counts: dict[str, int], ends: tuple[str, ...]
+        self, stage: int, sizes: tuple[int, ...], counts: dict[str, int], ends: tuple[str, ...]
     ) -> StageChoice | None:
         held = self.held(counts, ends)
         budget = self.bills.allocatable - self.bills.static(held) - self.ends_bytes(stage, ends)
-        mixed = self._mix(counts, budget, weight)
+        mixed = self._mix(counts, budget, self.bills.weight(stage, sizes))
         if mixed is None:
             return None
         extra, mix = mixed
         forward, backward = self.actions(counts, ends, extra)
         dp = self.bills.data_parallel(held.parameters, held.largest_unit)
-        return StageChoice(
-            self.bills.per_micro_batch(forward, backward, dp),
-            self.bills.once(forward, backward, dp, held.parameters),
-            mix,
-        )
+        work = self.bills.per_micro_batch(forward, backward, dp)
+        once = self.bills.once(forward, backward, dp, held.parameters)
+        return StageChoice(self._by_chunk(stage, sizes, work, ends), once, mix)
+
+    def _by_chunk(self, stage: int, sizes: tuple[int, ...], work: float, ends: Sequence[str]) -> tuple[float, ...]:
+        """A stage's work by chunk: blocks alike, embedding in the first and head in the last."""
+        at_ends = sum(self.column(name).forward + self.column(name).backward for name in ends)
+        place = len(sizes) - 1 if stage == self.c.pp - 1 else 0
+        each = (work - at_ends) / sum(sizes)
+        return tuple(each * size + (at_ends if chunk == place else 0.0) for chunk, size in enumerate(sizes))
 
     def weight(self, stage: int, blocks: int) -> float:
         """Kept micro-batches per block."""

@@ -1,11 +1,12 @@
 """L2: which blocks each stage holds.
 
-    step = (m - 1/v) g(max_i W_i) + (1/v) sum_i W_i + max_i E_i + 2 (p v - 1) s + stalls
+    step = (m - 1/v) g(sum_c max_i W_ic) + (1/v) sum_ic W_ic + max_i E_i + 2 (p v - 1) s + stalls
 
-W_i: seconds of stage i per micro-batch (forward, backward, recompute, exposed collectives; all its chunks, embedding and
-head included); E_i: once a step (exposed gradient reduction and parameter gather, optimizer); s: a send; m micro-batches,
-v chunks per stage. For equal stages without sends this is the closed form of 1F1B and of the interleaved schedule
-(Narayanan et al., arXiv 2104.04473). Sends have a stream of their own, forward and gradient in turn, so that
+W_ic: seconds of chunk c of stage i per micro-batch (forward, backward, recompute, exposed collectives, embedding and head
+included): stages take their chunks in step, p micro-batches each, so every chunk waits for its slowest stage. E_i: once a
+step (exposed gradient reduction and parameter gather, optimizer); s: a send; m micro-batches, v chunks per stage. For equal
+stages without sends this is the closed form of 1F1B and of the interleaved schedule (Narayanan et al., arXiv 2104.04473).
+Sends have a stream of their own, forward and gradient in turn, so that
 
     1F1B          g(W) = W, stalls = 2 s (m - 1 - ceil((m - 1) / p))
     GPipe         g(W) = max(f W, s) + max((1 - f) W, s), stalls = 0        f: the forward's share of W
@@ -36,12 +37,17 @@ from cost_models.in_flight import Schedule
 
 @dataclass(frozen=True)
 class StageChoice:
-    """A stage with given blocks: seconds per micro-batch, seconds per step, extra seconds of its recompute mix, and the mix."""
+    """A stage with given blocks: seconds of each chunk per micro-batch, seconds per step, and the recompute mix."""
 
-    work: float
+    chunks: tuple[float, ...]
     once: float
     mix: tuple[tuple[str, tuple[int, ...]], ...]
     """Class -> how many of its blocks take each entry of the class's menu."""
+
+    @property
+    def work(self) -> float:
+        """Seconds per micro-batch, all chunks together."""
+        return sum(self.chunks)
 
 
 @dataclass(frozen=True)
@@ -91,9 +97,11 @@ class Pipeline:
         """Seconds per micro-batch at which a pipeline runs whose busiest stage takes `work`."""
         return max(slope * work + constant for slope, constant in self.pace_lines)
 
-    def step_seconds(self, works: Sequence[float], onces: Sequence[float]) -> float:
-        """The objective."""
-        return self.rounds * self.pace(max(works)) + sum(works) / self.virtual_stages + max(onces) + self.sends_seconds
+    def step_seconds(self, stages: Sequence[Sequence[float]], once: float) -> float:
+        """The objective, from seconds of each stage's chunks and the longest that a stage spends once a step."""
+        slowest = sum(max(chunk) for chunk in zip(*stages, strict=True))
+        total = sum(sum(chunks) for chunks in stages)
+        return self.rounds * self.pace(slowest) + total / self.virtual_stages + once + self.sends_seconds
 
     def most_work(self, limit: float, least_total: float) -> float:
         """W beyond which no stage may go if the step is to stay below `limit`; `least_total` bounds sum W from below."""
@@ -109,11 +117,12 @@ class Pipeline:
 def chunk_sizes(blocks: int, pipeline: Pipeline, stage: int) -> tuple[int, ...]:
     """Blocks of each chunk of a stage: equal but for one; the larger ones are the last, which keep fewest micro-batches.
 
-    On the last stage they are the first, since the head stands in its last.
+    On the last stage the very last is larger only if all others are, since the head stands in it.
     """
-    size, larger = divmod(blocks, pipeline.virtual_stages)
-    sizes = (size,) * (pipeline.virtual_stages - larger) + (size + 1,) * larger
-    return sizes[::-1] if stage == pipeline.stages - 1 else sizes
+    v = pipeline.virtual_stages
+    size, larger = divmod(blocks, v)
+    spared = int(v > 1 and stage == pipeline.stages - 1)
+    return (size,) * (v - larger - spared) + (size + 1,) * larger + (size,) * spared
 
 
 def solve_equal(
@@ -128,7 +137,7 @@ def solve_equal(
         return None
     if pipeline.stages == 1:
         return (
-            Answer((blocks,), pipeline.step_seconds([table[0][blocks].work], [table[0][blocks].once]))
+            Answer((blocks,), pipeline.step_seconds([table[0][blocks].chunks], table[0][blocks].once))
             if blocks in table[0]
             else None
         )
@@ -136,16 +145,18 @@ def solve_equal(
     if table is None:
         return None
     problem = pulp.LpProblem("stages", pulp.LpMinimize)
-    slowest, pace, latest = (pulp.LpVariable(name, lowBound=0) for name in ("slowest", "pace", "latest"))
+    pace, latest = (pulp.LpVariable(name, lowBound=0) for name in ("pace", "latest"))
+    slowest = [pulp.LpVariable(f"slowest_{c}", lowBound=0) for c in range(pipeline.virtual_stages)]
     take = {(i, k): pulp.LpVariable(f"y_{i}_{k}", cat="Binary") for i, column in enumerate(table) for k in column}
     v = pipeline.virtual_stages
     objective = [(take[i, k], table[i][k].work / v) for i, k in take]
     problem += pulp.LpAffineExpression([*objective, (pace, pipeline.rounds), (latest, 1)])
     for slope, constant in pipeline.pace_lines:
-        problem += pulp.LpAffineExpression([(slowest, slope)], constant) <= pace
+        problem += pulp.LpAffineExpression([(chunk, slope) for chunk in slowest], constant) <= pace
     for i, column in enumerate(table):
         problem += pulp.LpAffineExpression([(take[i, k], 1) for k in column]) == 1
-        problem += pulp.LpAffineExpression([(take[i, k], column[k].work) for k in column]) <= slowest
+        for c, chunk in enumerate(slowest):
+            problem += pulp.LpAffineExpression([(take[i, k], column[k].chunks[c]) for k in column]) <= chunk
         problem += pulp.LpAffineExpression([(take[i, k], column[k].once) for k in column]) <= latest
     problem += pulp.LpAffineExpression([(take[i, k], k) for i, k in take]) == blocks
     if solve(problem).status != "optimal":
@@ -153,7 +164,11 @@ def solve_equal(
     counts = tuple(max(column, key=lambda k: take[i, k].value() or 0.0) for i, column in enumerate(table))
     # Solvers read and write a few digits: the step is worked out again from the table.
     chosen = [table[i][k] for i, k in enumerate(counts)]
-    return Answer(counts, pipeline.step_seconds([c.work for c in chosen], [c.once for c in chosen]))
+    return Answer(counts, _step_seconds(pipeline, chosen))
+
+
+def _step_seconds(pipeline: Pipeline, chosen: Sequence[StageChoice]) -> float:
+    return pipeline.step_seconds([choice.chunks for choice in chosen], max(choice.once for choice in chosen))
 
 
 def _columns(
@@ -196,7 +211,7 @@ def _competitive(
         slowest = max((i for i, k in enumerate(counts) if k - 1 in table[i]), key=lambda i: table[i][counts[i]].work)
         counts[slowest] -= 1
     chosen = [column[k] for column, k in zip(table, counts, strict=True)]
-    good = pipeline.step_seconds([choice.work for choice in chosen], [choice.once for choice in chosen])
+    good = _step_seconds(pipeline, chosen)
     least = sum(min(choice.work for choice in column.values()) for column in table)
     # Work per block is the same on every stage but for recompute, so the total is at least what the leanest blocks cost.
     each = min(
