@@ -121,12 +121,18 @@ class SiteRef(Schema):
 
 
 class Conversion(Schema):
-    """A collective at a site; its backward is the adjoint and not written."""
+    """A collective at a site; its backward is the adjoint.
+
+    `gradient` tells adjoints apart where the result is whole on every rank: each rank's gradient of it is only its own
+    `share` (all_gather goes back as reduce_scatter, identity as all_reduce), or already the `whole` one (all_gather goes
+    back as slice, all_reduce as identity).
+    """
 
     site: SiteRef
     axis: Axis
     forward: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice", "identity"]
     dim: int | None = None
+    gradient: Literal["share", "whole"] | None = None
 
 
 class Collective(Schema):
@@ -268,6 +274,12 @@ class Plan(Document):
     offload: tuple[Offload, ...] = ()
     placements: dict[str, dict[str, str | SegmentPlacement]] = {}
     """Parameter -> axis -> Replicate, Shard(d) or segments; ``*`` in a name: the block's number in its chain."""
+    shares: dict[str, Literal["gradient", "value"]] = {}
+    """Whole parameters of which each tp rank sees only its share, by name with ``*``.
+
+    gradient: ranks' gradients are to be summed (a norm over a part of the sequence). value: the parameter is added to a
+    partial sum, so each rank adds a tp-th of it, and gradients are to be summed as well (the bias of a row-wise linear).
+    """
     conversions: tuple[Conversion, ...] = ()
     options: dict[str, bool | int | float | str] = {}
     """E.g. sp (sequence parallel between sites), memory_margin."""

@@ -23,7 +23,7 @@ from autopar.documents.plan import (
 )
 from autopar.planner.bills import Holding
 from autopar.planner.case import Case, Model
-from autopar.planner.placements import conversions, placements
+from autopar.planner.placements import conversions, loss_is_parallel, placements, shares
 from autopar.planner.stages import Answer, StageChoice, chunk_sizes
 from autopar.pricing import RecomputePrice
 from autopar.version import __version__
@@ -61,8 +61,13 @@ def assemble(model: Model, cluster: Cluster, best: Chosen, others: Sequence[Chos
         stages=tuple(Stage(chunks=stages.chunks(stage), zero=c.zero) for stage in range(c.pp)),
         recompute=tuple(stages.recompute()),
         placements=placements(model, c),
+        shares=shares(model, c),
         conversions=conversions(model, c),
-        options={"sp": c.sp, "memory_margin": request.memory_margin},
+        options={
+            "sp": c.sp,
+            "loss_parallel": loss_is_parallel(model, c),
+            "memory_margin": request.memory_margin,
+        },
         costs=costs,
         predicted=Predicted(
             step_seconds=answer.step_seconds,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from autopar.documents.graph import Chain
 from autopar.documents.plan import Conversion, SegmentPlacement, SiteRef
 from autopar.planner.case import Model
 from autopar.planner.space import Configuration
 from autopar.pricing import Division
+from autopar.pricing.division import PARTIAL, WHOLE_PARTIAL_GRADIENT, is_view
 
 
 def placements(model: Model, c: Configuration) -> dict[str, dict[str, str | SegmentPlacement]]:
@@ -24,6 +26,32 @@ def placements(model: Model, c: Configuration) -> dict[str, dict[str, str | Segm
     return found
 
 
+def loss_is_parallel(model: Model, c: Configuration) -> bool:
+    """Whether the loss sees logits divided along the vocabulary."""
+    if c.tp == 1:
+        return False
+    ends = [chain.epilogue for chain in model.graph.chains if chain.epilogue]
+    return any(model.prices.division(end, c.tp, c.sp).composites for end in ends)
+
+
+def shares(model: Model, c: Configuration) -> dict[str, Literal["gradient", "value"]]:
+    """Whole parameters of which each tp rank sees only its share (`Plan.shares`); empty without tp."""
+    found: dict[str, Literal["gradient", "value"]] = {}
+    for prefix, class_name in _places(model) if c.tp > 1 else ():
+        division = model.prices.division(class_name, c.tp, c.sp)
+        block_class = model.graph.class_by_name[class_name]
+        added = {
+            read
+            for operator in block_class.operators
+            if any(division.states.get(write) == PARTIAL for write in operator.writes) and not is_view(operator)
+            for read in operator.reads
+        }
+        for parameter in block_class.parameters:
+            if parameter.tensor is not None and division.states.get(parameter.tensor) == WHOLE_PARTIAL_GRADIENT:
+                found[prefix + parameter.name] = "value" if parameter.tensor in added else "gradient"
+    return found
+
+
 def conversions(model: Model, c: Configuration) -> tuple[Conversion, ...]:
     """Where the runtime changes a tensor's state, forward; empty without tp."""
     if c.tp == 1:
@@ -34,7 +62,12 @@ def conversions(model: Model, c: Configuration) -> tuple[Conversion, ...]:
         for item in division.conversions:
             module = (prefix + item.site.module).rstrip(".")
             site = SiteRef(module=module, where=item.site.where, argument=item.site.argument)
-            found.append(Conversion(site=site, axis="tp", forward=item.forward, dim=item.dim))
+            gradient = {"R*": "share", "R": "whole"}.get(item.target.kind)
+            found.append(
+                Conversion.model_validate(
+                    {"site": site, "axis": "tp", "forward": item.forward, "dim": item.dim, "gradient": gradient}
+                )
+            )
     return tuple(found)
 
 

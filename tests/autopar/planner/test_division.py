@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+import autopar
 from autopar.documents import Graph
 from autopar.documents.plan import SegmentPlacement
 from autopar.planner.options import Options
@@ -71,6 +72,17 @@ def test_a_fused_projection_is_divided_part_by_part():
 
     placement = _placement(OnlyGraph(), division, block.name, fused.tensor)
     assert placement == SegmentPlacement(dim=0, segments=(12_288, 12_288, 12_288))
+
+
+def test_a_plan_says_which_whole_parameters_each_rank_sees_a_share_of():
+    # Under sequence parallelism norms see a part of the sequence; a row-wise linear's bias joins a partial sum.
+    plan = autopar.plan("examples/gpt3_175b.py", "h100x1024", global_batch=1024, fixed={"tp": 8, "sp": 1})
+    block = {name.removeprefix("blocks.*."): kind for name, kind in plan.shares.items() if name.startswith("blocks.*.")}
+    norms = dict.fromkeys((f"{n}_norm.{p}" for n in ("attention", "ffn") for p in ("weight", "bias")), "gradient")
+    assert block == norms | {"attention.out.bias": "value", "down.bias": "value"}
+    gathers = [item for item in plan.conversions if item.forward == "all_gather" and "blocks" in item.site.module]
+    assert [item.gradient for item in gathers] == ["share", "share"]
+    assert plan.options["loss_parallel"]
 
 
 def test_more_shards_than_key_heads_are_not_offered():
