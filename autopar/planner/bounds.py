@@ -1,16 +1,19 @@
 """A lower bound for every configuration, from sums alone: tens of thousands in a second.
 
-    step >= (m - 1/v) g(max(A, W*)) + p A / v + E + sends
+    step >= (m - 1/v) g(max(A, W*)) + p A / v + sends + U + b D
+    step >= (m - 1/v - 1) max(A, W*) + p A / v + sends + U + D
 
 A: work of all layers over p, with the share of dp collectives that nothing hides; W*: the least that the busiest
-stage can have when blocks are whole, one or more a chunk; g and sends as in `stages`; E: update and unhidden dp collectives of an
-average stage. Recompute counts at the cheapest entry of its menu. Every term is at most what the stages' own objective
-has (`stages.Pipeline`).
+stage can have when blocks are whole, one or more a chunk; g and sends as in `stages`. Of an average stage, U: the update; D:
+what it gathers and reduces once a step, of which a share b hides behind nothing and the rest behind one forward and one backward
+at most. Recompute counts at the cheapest entry of its menu. Every term is at most what the stages' own objective has
+(`stages.Pipeline`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from autopar.planner.bills import Bills
 from autopar.planner.case import Case, Model, Totals
@@ -29,38 +32,48 @@ def _simplicity(c: Configuration) -> tuple[int, ...]:
     return (c.pp, c.tp, c.virtual_stages, int(c.schedule == "gpipe"), c.zero, int(c.sp), c.micro_batch)
 
 
+class _DataParallel(NamedTuple):
+    """Seconds of collectives over dp, of the update, and the share of the former that nothing hides."""
+
+    per_action: float
+    per_step: float
+    update: float
+    bare: float
+
+
 class _Bounds:
     """Terms that many configurations share, kept by what they depend on."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.busiest: dict[tuple[int, bool, int, int, int], float] = {}
-        self.terms: dict[tuple[int, ...], tuple[float, float]] = {}
+        self.terms: dict[tuple[int, ...], _DataParallel] = {}
         self.sends: dict[tuple[int, ...], float] = {}
 
     def seconds(self, c: Configuration) -> float:
         """The bound of one configuration."""
-        totals = self.model.totals(c)
-        per_action, once = self._data_parallel(c, totals)
-        average = totals.work / c.pp + per_action
+        totals, dp = self.model.totals(c), self._data_parallel(c)
+        average = max(totals.work / c.pp + dp.per_action * dp.bare, dp.per_action)
         most = max(average, self._busiest(c, totals))
-        pipeline = Pipeline(
-            c.pp, c.micro_batches, c.virtual_stages, self._send(c), c.schedule, self.model.totals(c).forward_share
-        )
-        return pipeline.rounds * pipeline.pace(most) + average * c.pp / c.virtual_stages + once + pipeline.sends_seconds
+        pipeline = Pipeline(c.pp, c.micro_batches, c.virtual_stages, self._send(c), c.schedule, totals.forward_share)
+        others = average * c.pp / c.virtual_stages + pipeline.sends_seconds + dp.update
+        bound = pipeline.rounds * pipeline.pace(most) + others + dp.per_step * dp.bare
+        if pipeline.rounds < 1:
+            return bound
+        # What runs once a step hides behind one forward and one backward of its stage, no more.
+        return max(bound, (pipeline.rounds - 1) * pipeline.pace(most, least=True) + others + dp.per_step)
 
-    def _data_parallel(self, c: Configuration, totals: Totals) -> tuple[float, float]:
-        """What of gathers and reductions nothing can hide: per micro-batch, and once a step with the update."""
+    def _data_parallel(self, c: Configuration) -> _DataParallel:
+        """Gathers and reductions of an average stage."""
         key = (c.pp, c.tp, c.dp, c.zero)
         if key not in self.terms:
             bills: Bills = Case(self.model, c).bills
-            each = totals.parameters / c.pp
+            each = self.model.totals(c).parameters / c.pp
             dp = bills.data_parallel(each, 0.0)
             per_action = 2 * dp.gather if dp.gathers == "each_action" else 0.0
             per_action += dp.reduce if dp.reduces == "each_backward" else 0.0
             per_step = (dp.gather if dp.gathers == "once" else 0.0) + (dp.reduce if dp.reduces == "once" else 0.0)
-            hidden = 1 - bills.overlap
-            self.terms[key] = per_action * hidden, bills.optimizer_seconds(each) + per_step * hidden
+            self.terms[key] = _DataParallel(per_action, per_step, bills.optimizer_seconds(each), 1 - bills.overlap)
         return self.terms[key]
 
     def _send(self, c: Configuration) -> float:

@@ -93,9 +93,9 @@ class Pipeline:
             return ((1.0, 0.0), (f, s), (1 - f, s), (0.0, 2 * s))
         return ((1.0, 0.0), (0.0, 2 * self.virtual_stages * s))
 
-    def pace(self, work: float) -> float:
-        """Seconds per micro-batch at which a pipeline runs whose busiest stage takes `work`."""
-        return max(slope * work + constant for slope, constant in self.pace_lines)
+    def pace(self, work: float, least: bool = False) -> float:
+        """Seconds per micro-batch at which a pipeline runs whose busiest stage takes `work`; `least`: or its link, not both."""
+        return max(slope * work + constant for slope, constant in self.pace_lines if not least or slope in (0, 1))
 
     def step_seconds(self, stages: Sequence[Sequence[float]], once: float) -> float:
         """The objective, from seconds of each stage's chunks and the longest that a stage spends once a step."""
