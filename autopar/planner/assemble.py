@@ -23,8 +23,9 @@ from autopar.documents.plan import (
 )
 from autopar.planner.bills import Holding
 from autopar.planner.case import Case, Model
+from autopar.planner.estimate import StageChoice, chunk_sizes
 from autopar.planner.placements import conversions, loss_is_parallel, placements, shares
-from autopar.planner.stages import Answer, StageChoice, chunk_sizes
+from autopar.planner.stages import Answer
 from autopar.pricing import RecomputePrice
 from autopar.version import __version__
 from cost_models.memory import RESERVE_FRACTION, activation_peak, communicator_bytes, context_bytes

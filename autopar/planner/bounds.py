@@ -4,10 +4,10 @@
     step >= (m - 1/v - 1) max(A, W*) + p A / v + sends + U + D
 
 A: work of all layers over p, with the share of dp collectives that nothing hides; W*: the least that the busiest
-stage can have when blocks are whole, one or more a chunk; g and sends as in `stages`. Of an average stage, U: the update; D:
+stage can have when blocks are whole, one or more a chunk; g and sends as in `estimate`. Of an average stage, U: the update; D:
 what it gathers and reduces once a step, of which a share b hides behind nothing and the rest behind one forward and one backward
 at most. Recompute counts at the cheapest entry of its menu. Every term is at most what the stages' own objective has
-(`stages.Pipeline`).
+(`estimate.Pipeline`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from autopar.planner.bills import Bills
 from autopar.planner.case import Case, Model, Totals
+from autopar.planner.estimate import Pipeline
 from autopar.planner.space import Configuration
-from autopar.planner.stages import Pipeline
 
 
 def by_bound(model: Model, space: Sequence[Configuration]) -> list[tuple[float, Configuration]]:

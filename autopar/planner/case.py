@@ -10,10 +10,11 @@ from itertools import product
 from autopar.documents.graph import Graph
 from autopar.planner.bills import Bills, Holding, Known, holding
 from autopar.planner.columns import Column, Menu, best_mix, column, layers_of
+from autopar.planner.estimate import Pipeline, StageChoice, chunk_sizes
 from autopar.planner.pricelist import PriceList
 from autopar.planner.request import Request
 from autopar.planner.space import Configuration
-from autopar.planner.stages import Answer, Pipeline, StageChoice, chunk_sizes, solve_any, solve_equal
+from autopar.planner.stages import Answer, solve_any, solve_equal
 from hardware_profiles.chip import Chip
 from hardware_profiles.topology import Topology
 

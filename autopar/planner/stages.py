@@ -1,53 +1,21 @@
-"""L2: which blocks each stage holds.
+"""L2: which blocks each stage holds, so that the step of `estimate` is least. Every answer is exact.
 
-    step = (m - 1/v) g(sum_c max_i W_ic) + (1/v) sum_ic W_ic + max_i E_i + 2 (p v - 1) s + stalls
-
-W_ic: seconds of chunk c of stage i per micro-batch (forward, backward, recompute, exposed collectives, embedding and head
-included): stages take their chunks in step, p micro-batches each, so every chunk waits for its slowest stage. E_i: once a
-step (exposed gradient reduction and parameter gather, optimizer); s: a send; m micro-batches, v chunks per stage. For equal
-stages without sends this is the closed form of 1F1B and of the interleaved schedule (Narayanan et al., arXiv 2104.04473).
-Sends have a stream of their own, forward and gradient in turn, so that
-
-    1F1B          g(W) = W, stalls = 2 s (m - 1 - ceil((m - 1) / p))
-    GPipe         g(W) = max(f W, s) + max((1 - f) W, s), stalls = 0        f: the forward's share of W
-    interleaved   g(W) = max(W, 2 v s), stalls = 0
-
-1F1B stalls because a stage i may run only p - i micro-batches ahead of their gradients: a way down n stages and back takes n
-actions and 2 (n - 1) sends and lets n more micro-batches in; the longest path goes whole ways and one of what is left.
-Interleaved stages run further ahead, which hides sends until they fill the link.
-
-`solve_equal`: blocks of one class: the pattern ILP, y[i, k] = 1 where stage i takes k blocks. `solve_any`: contiguous
-intervals of unlike blocks: an exact search over thresholds on W and E with a dynamic programme inside. Both minimise
-exactly `step`.
+One chunk a stage: thresholds on the largest W and the largest E, in rising order, with a dynamic programme for the least sum
+inside; `solve_equal` for blocks of one class, `solve_any` for contiguous intervals of unlike ones. Several chunks a stage couple
+through every chunk's slowest stage: `solve_equal` then solves the pattern ILP, y[i, k] = 1 where stage i takes k blocks. For one
+chunk both find the same (tested); the thresholds take about a fiftieth of the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from math import ceil
 
 import numpy as np
 import pulp
 
+from autopar.planner.estimate import Pipeline, StageChoice
 from autopar.planner.solver import solve
-from cost_models.in_flight import Schedule
-
-
-@dataclass(frozen=True)
-class StageChoice:
-    """A stage with given blocks: seconds of each chunk per micro-batch, seconds per step, and the recompute mix."""
-
-    chunks: tuple[float, ...]
-    once: float
-    mix: tuple[tuple[str, tuple[int, ...]], ...]
-    """Class -> how many of its blocks take each entry of the class's menu."""
-
-    @property
-    def work(self) -> float:
-        """Seconds per micro-batch, all chunks together."""
-        return sum(self.chunks)
 
 
 @dataclass(frozen=True)
@@ -56,73 +24,6 @@ class Answer:
 
     counts: tuple[int, ...]
     step_seconds: float
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """The numbers of a configuration that the objective needs."""
-
-    stages: int
-    micro_batches: int
-    virtual_stages: int
-    send_seconds: float
-    schedule: Schedule = "1f1b"
-    forward_share: float = 1 / 3
-    """Of a stage's work."""
-
-    @property
-    def rounds(self) -> float:
-        """How often the busiest stage's pace counts beside the sum."""
-        return self.micro_batches - 1 / self.virtual_stages
-
-    @property
-    def sends_seconds(self) -> float:
-        """Sends that nothing hides: the first micro-batch down all chunks, the last gradient back, 1F1B's stalls."""
-        fill = self.stages * self.virtual_stages - 1
-        more = self.micro_batches - 1
-        stalls = more - ceil(more / self.stages) if self.schedule == "1f1b" else 0
-        return 2 * (fill + stalls) * self.send_seconds
-
-    @cached_property
-    def pace_lines(self) -> tuple[tuple[float, float], ...]:
-        """(slope, constant) whose largest value at W is the pace g(W)."""
-        s, f = self.send_seconds, self.forward_share
-        if s == 0 or self.schedule == "1f1b":
-            return ((1.0, 0.0),)
-        if self.schedule == "gpipe":
-            return ((1.0, 0.0), (f, s), (1 - f, s), (0.0, 2 * s))
-        return ((1.0, 0.0), (0.0, 2 * self.virtual_stages * s))
-
-    def pace(self, work: float, least: bool = False) -> float:
-        """Seconds per micro-batch at which a pipeline runs whose busiest stage takes `work`; `least`: or its link, not both."""
-        return max(slope * work + constant for slope, constant in self.pace_lines if not least or slope in (0, 1))
-
-    def step_seconds(self, stages: Sequence[Sequence[float]], once: float) -> float:
-        """The objective, from seconds of each stage's chunks and the longest that a stage spends once a step."""
-        slowest = sum(max(chunk) for chunk in zip(*stages, strict=True))
-        total = sum(sum(chunks) for chunks in stages)
-        return self.rounds * self.pace(slowest) + total / self.virtual_stages + once + self.sends_seconds
-
-    def most_work(self, limit: float, least_total: float) -> float:
-        """W beyond which no stage may go if the step is to stay below `limit`; `least_total` bounds sum W from below."""
-        free = limit - least_total / self.virtual_stages - self.sends_seconds
-        if self.rounds == 0:
-            return float("inf")
-        pace = free / self.rounds
-        if any(slope == 0 and constant > pace for slope, constant in self.pace_lines):
-            return 0.0
-        return min((pace - constant) / slope for slope, constant in self.pace_lines if slope > 0)
-
-
-def chunk_sizes(blocks: int, pipeline: Pipeline, stage: int) -> tuple[int, ...]:
-    """Blocks of each chunk of a stage: equal but for one; the larger ones are the last, which keep fewest micro-batches.
-
-    On the last stage the very last is larger only if all others are, since the head stands in it.
-    """
-    v = pipeline.virtual_stages
-    size, larger = divmod(blocks, v)
-    spared = int(v > 1 and stage == pipeline.stages - 1)
-    return (size,) * (v - larger - spared) + (size + 1,) * larger + (size,) * spared
 
 
 def solve_equal(
@@ -135,21 +36,38 @@ def solve_equal(
     table = _columns(pipeline.stages, blocks, choice, most_work, pipeline.virtual_stages)
     if table is None:
         return None
-    if pipeline.stages == 1:
-        return (
-            Answer((blocks,), pipeline.step_seconds([table[0][blocks].chunks], table[0][blocks].once))
-            if blocks in table[0]
-            else None
-        )
     table = _competitive(pipeline, blocks, table)
     if table is None:
         return None
+    return (
+        by_thresholds(pipeline, blocks, table)
+        if pipeline.virtual_stages == 1
+        else by_programme(pipeline, blocks, table)
+    )
+
+
+Table = list[dict[int, StageChoice]]
+"""Per stage, number of blocks -> what they cost there."""
+
+
+def by_thresholds(pipeline: Pipeline, blocks: int, table: Table) -> Answer | None:
+    """The best counts where every stage has one chunk."""
+    works = np.full((pipeline.stages, blocks + 1, blocks + 1), np.inf)
+    onces = np.full_like(works, np.inf)
+    for stage, column in enumerate(table):
+        for k, choice in column.items():
+            firsts = np.arange(blocks + 1 - k) if stage else np.array([0])
+            works[stage, firsts, firsts + k], onces[stage, firsts, firsts + k] = choice.work, choice.once
+    return _search_thresholds(pipeline, works, onces)
+
+
+def by_programme(pipeline: Pipeline, blocks: int, table: Table) -> Answer | None:
+    """The best counts by the pattern ILP, for any number of chunks."""
     problem = pulp.LpProblem("stages", pulp.LpMinimize)
     pace, latest = (pulp.LpVariable(name, lowBound=0) for name in ("pace", "latest"))
     slowest = [pulp.LpVariable(f"slowest_{c}", lowBound=0) for c in range(pipeline.virtual_stages)]
     take = {(i, k): pulp.LpVariable(f"y_{i}_{k}", cat="Binary") for i, column in enumerate(table) for k in column}
-    v = pipeline.virtual_stages
-    objective = [(take[i, k], table[i][k].work / v) for i, k in take]
+    objective = [(take[i, k], table[i][k].work / pipeline.virtual_stages) for i, k in take]
     problem += pulp.LpAffineExpression([*objective, (pace, pipeline.rounds), (latest, 1)])
     for slope, constant in pipeline.pace_lines:
         problem += pulp.LpAffineExpression([(chunk, slope) for chunk in slowest], constant) <= pace
@@ -159,12 +77,16 @@ def solve_equal(
             problem += pulp.LpAffineExpression([(take[i, k], column[k].chunks[c]) for k in column]) <= chunk
         problem += pulp.LpAffineExpression([(take[i, k], column[k].once) for k in column]) <= latest
     problem += pulp.LpAffineExpression([(take[i, k], k) for i, k in take]) == blocks
+    for i in range(1, len(table)):
+        if table[i] == table[i - 1]:
+            # Stages that cost alike may change places: of two such, the first takes no fewer.
+            both = [(take[i - 1, k], k) for k in table[i - 1]] + [(take[i, k], -k) for k in table[i]]
+            problem += pulp.LpAffineExpression(both) >= 0
     if solve(problem).status != "optimal":
         return None
     counts = tuple(max(column, key=lambda k: take[i, k].value() or 0.0) for i, column in enumerate(table))
     # Solvers read and write a few digits: the step is worked out again from the table.
-    chosen = [table[i][k] for i, k in enumerate(counts)]
-    return Answer(counts, _step_seconds(pipeline, chosen))
+    return Answer(counts, _step_seconds(pipeline, [table[i][k] for i, k in enumerate(counts)]))
 
 
 def _step_seconds(pipeline: Pipeline, chosen: Sequence[StageChoice]) -> float:
@@ -173,7 +95,7 @@ def _step_seconds(pipeline: Pipeline, chosen: Sequence[StageChoice]) -> float:
 
 def _columns(
     stages: int, blocks: int, choice: Callable[[int, int], StageChoice | None], most_work: float, least: int
-) -> list[dict[int, StageChoice]] | None:
+) -> Table | None:
     """Per stage, k -> choice; work grows with k, so a stage's list ends at the first that is too slow or too large."""
     table = []
     for stage in range(stages):
@@ -189,9 +111,7 @@ def _columns(
     return table
 
 
-def _competitive(
-    pipeline: Pipeline, blocks: int, table: list[dict[int, StageChoice]]
-) -> list[dict[int, StageChoice]] | None:
+def _competitive(pipeline: Pipeline, blocks: int, table: Table) -> Table | None:
     """The columns that an optimum may use: those no slower than a good answer allows, with room for all blocks.
 
     The good answer: the least W under which all blocks find room, stages filled up to it. What is cut cannot be optimal.
@@ -225,7 +145,7 @@ def _competitive(
     return [{k: choice for k, choice in column.items() if k >= max(column) - spare} for column in kept]
 
 
-def _room(table: list[dict[int, StageChoice]], limit: float) -> int:
+def _room(table: Table, limit: float) -> int:
     """Most blocks that fit with every stage's work at most `limit`; none where a stage can take no block."""
     total = 0
     for column in table:

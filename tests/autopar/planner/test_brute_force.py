@@ -1,7 +1,7 @@
 """The search against an independent brute force over everything: degrees, batches, schedules, splits, recompute mixes.
 
 The brute force enumerates with loops of its own and writes the estimate and the memory rule again from their docstrings
-(`autopar.planner.stages`, `autopar.planner.bills`); of the planner it uses nothing but the answer. Collectives and state bytes
+(`autopar.planner.estimate`, `autopar.planner.bills`); of the planner it uses nothing but the answer. Collectives and state bytes
 come from `cost_models`, whose own tests hold them against published figures.
 """
 

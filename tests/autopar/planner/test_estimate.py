@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.planner.stages import Pipeline, chunk_sizes
+from autopar.planner.estimate import Pipeline, chunk_sizes
 
 
 def order(schedule, rank, p, m, v) -> list[tuple[bool, int, int]]:
