@@ -101,7 +101,7 @@ def check_fixed(fixed: Mapping[str, Any]) -> dict[str, int | str]:
         elif key in (*NUMBERS, *FIXED_TO_ONE, "dp_replicate", "dp_shard"):
             found[key] = _number(key, value)
         else:
-            allowed = (*NUMBERS, *FIXED_TO_ONE, "dp_replicate", "dp_shard", *WORDS)
+            allowed = (*NUMBERS, "dp_replicate", "dp_shard", *WORDS)
             raise RequestError(f"fixed {key}: unknown{did_you_mean(key, allowed)}; allowed: {', '.join(allowed)}")
     for key in FIXED_TO_ONE:
         if found.pop(key, 1) != 1:
@@ -148,7 +148,8 @@ def _check(request: Request) -> None:
         raise RequestError(f"dtype {request.dtype}: unknown{did_you_mean(request.dtype, DTYPE_NAMES)}")
     normal_dtype(request.dtype)
     for key in ("pp", "tp", "dp", "sp"):
-        if key in request.forbidden and int(request.fixed.get(key, 1)) > (0 if key == "sp" else 1):
+        least = 0 if key == "sp" else 1
+        if key in request.forbidden and int(request.fixed.get(key, least)) > least:
             raise RequestError(f"{key} is both forbidden and fixed to {request.fixed[key]}")
     if "recompute" in request.forbidden and request.fixed.get("recompute", "none") != "none":
         raise RequestError(f"recompute is both forbidden and fixed to {request.fixed['recompute']}")

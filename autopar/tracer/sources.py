@@ -39,6 +39,8 @@ class Source:
     """(batch, seq) -> args tuple, kwargs dict, or (args, kwargs)."""
     loss: LossFunction | None
     seq_len: int
+    assumed_seq_len: bool = False
+    """Nothing said how long sequences are."""
 
     def batch(self, batch: int, seq: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of one forward; raises CaptureError when the function does not take (batch, seq)."""
@@ -146,7 +148,8 @@ def _from_module(spec: str, seq_len: int | None) -> Source:
     own = getattr(module, "SEQ_LEN", LONGEST_DEFAULT)
     if not isinstance(own, int) or own < 1:
         raise CaptureError(f"{place}: SEQ_LEN is {own!r}, expected a whole number of tokens above 0")
-    return Source(spec, build, inputs, getattr(module, "loss", None), seq_len or own)
+    assumed = seq_len is None and not hasattr(module, "SEQ_LEN")
+    return Source(spec, build, inputs, getattr(module, "loss", None), seq_len or own, assumed)
 
 
 def _load_file(path: Path) -> ModuleType:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.documents.graph import Graph
+from autopar.documents.graph import Graph, Note
 from autopar.errors import CaptureError
 from autopar.tracer.assemble import assemble
 from autopar.tracer.blocks import BlockList, find_block_lists, only_two_run, stood_in
@@ -52,7 +52,17 @@ def capture(spec: Any, example_inputs: Any = None, *, seq_len: int | None = None
             # The model takes this length only (a window, a fixed grid): batch alone can then be told apart.
             sizes = (sizes[0], (OTHER_BATCH, source.seq_len))
             second = analyse(_record(source, model, lists, *sizes[1]))
-    return assemble(model, lists, first, second, sizes, str(compute).removeprefix("torch."), source.spec)
+    graph = assemble(model, lists, first, second, sizes, str(compute).removeprefix("torch."), source.spec)
+    return _with_assumption(graph) if source.assumed_seq_len else graph
+
+
+def _with_assumption(graph: Graph) -> Graph:
+    """The graph with a note that its sequence length is a guess, where anything depends on it."""
+    if all(atom.follows in (None, "batch") for atom in graph.indices):
+        return graph
+    message = f"sequences of {graph.captured.seq} tokens are assumed: give --seq-len, or SEQ_LEN in the model's file"
+    note = Note(kind="assumption", where="model", message=message)
+    return graph.model_copy(update={"notes": (note, *graph.notes)})
 
 
 def build_on_meta(source: Source) -> nn.Module:

@@ -2,11 +2,18 @@
 
 A rule returns `Letters`: the letters of the operator's einsum, each with its role and the (tensor, dim) places where it stands.
 Places of one letter hold the same index and are unified. A view relates whole tensors in row-major order instead.
+
+    parallel   a write that holds the letter is divided, any other is the same on every shard
+    summed     a write that holds the letter is divided, any other is a partial sum
+    whole      not divided, unless a composite says how
+
+Reads that do not hold a divided letter are whole on every shard. Divided means: each shard runs the same operator on its
+part, with sizes among its arguments made local; what would need more than that (an offset of positions) is whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
@@ -43,6 +50,8 @@ class Rule:
     """Places whose sizes multiply to the FLOPs."""
     segments: list[tuple[Place, list[Place]]] = field(default_factory=list)
     """A dim and the dims of the parts it concatenates."""
+    cut: tuple[Place, Place, int] | None = None
+    """A dim, a dim that is a range of it, and where the range begins."""
     heads: tuple[list[Place], list[Place], int] | None = None
     """Grouped heads: places of all query heads, places of key and value heads, query heads per group."""
     moves: list[tuple[int, float]] | None = None
@@ -58,6 +67,10 @@ class Context:
     def shape(self, tensor: int) -> tuple[int, ...]:
         """A tensor's shape."""
         return self.recording.tensors[tensor].shape
+
+    def size(self, place: Place) -> int:
+        """The size of a dim."""
+        return self.shape(place[0])[place[1]]
 
     def arg(self, number: int, name: str = "", default: Any = None) -> Any:
         """A positional argument, or the keyword of that name."""
@@ -100,7 +113,7 @@ def find_rule(name: str) -> RuleFunction | None:
     """The rule of ``aten.mm.default``; pointwise operators are known by torch's own tag."""
     base = base_name(name)
     found = RULES.get(base)
-    return found if found is not None else (pointwise if _is_pointwise(name) else None)
+    return found if found is not None else (RULES["pointwise"] if _is_pointwise(name) else None)
 
 
 def base_name(name: str) -> str:
@@ -116,27 +129,38 @@ def _is_pointwise(name: str) -> bool:
     return torch.Tag.pointwise in getattr(getattr(torch.ops.aten, parts[1]), parts[2]).tags
 
 
-@rule(
-    "aten.clone", "aten._to_copy", "aten.copy_", "aten.detach", "aten.alias", "aten.fill_", "aten.zero_", "aten.zeros_like",
-    "aten.ones_like", "aten.empty_like", "aten.full_like", "aten.native_dropout", "aten.native_dropout_backward",
-    "aten.masked_fill", "aten.lift_fresh", "aten.bernoulli_", "aten.rand_like", "aten.tril", "aten.triu",
-    "aten.to", "aten.contiguous", "aten._conj", "aten.rms_norm", "aten.floor_divide", "aten.softplus_backward", "aten.polar",
-    "aten.silu_backward", "aten.gelu_backward",
-)  # fmt: skip
-def pointwise(c: Context) -> Rule:
-    """Every tensor's dims stand, from the right, against those of the first write."""
-    out = c.operator.writes[0]
+def base(c: Context) -> str:
+    """The name between ``aten.`` and the overload."""
+    return c.operator.name.split(".")[1]
+
+
+def places_of(c: Context, *tensors: int) -> list[Place]:
+    """All places of tensors."""
+    return [(tensor, dim) for tensor in tensors for dim in range(len(c.shape(tensor)))]
+
+
+def divided(c: Context, places: list[Place]) -> Letter:
+    """A letter of an operator whose writes, where they do not hold it, are sums over it."""
+    held = {tensor for tensor, _ in places}
+    return Letter("parallel" if held.issuperset(c.operator.writes) else "summed", places)
+
+
+def whole(c: Context, *tensors: int) -> list[Letter]:
+    """Every dim of these tensors on its own, whole."""
+    return [Letter("whole", [place]) for place in places_of(c, *tensors)]
+
+
+def along(c: Context, dims: Iterable[int], tensors: Iterable[int] | None = None) -> Rule:
+    """Tensors of one rank: whole in the dims that the operator works along or changes, parallel in the others."""
+    rank = len(c.shape(c.out))
+    every = (*c.operator.writes, *c.operator.reads) if tensors is None else tensors
+    alike = [tensor for tensor in every if len(c.shape(tensor)) == rank]
+    worked = {dim % rank for dim in dims} if rank else set()
     found = Rule()
-    for dim in range(len(c.shape(out))):
-        places = [(tensor, own) for tensor in c.operator.writes if (own := _against(c, tensor, out, dim)) is not None]
-        places += [(tensor, own) for tensor in c.operator.reads if (own := _against(c, tensor, out, dim)) is not None]
-        found.letters.append(Letter("parallel", places))
-    if base_name(c.operator.name) in ("aten.detach", "aten.alias", "aten.lift_fresh"):
-        found.moves = []
+    for dim in range(rank):
+        places = [(tensor, dim) for tensor in alike]
+        if len({c.size(place) for place in places}) > 1:
+            found.letters += [Letter("whole", [place]) for place in places]
+        else:
+            found.letters.append(Letter("whole" if dim in worked else "parallel", places))
     return found
-
-
-def _against(c: Context, tensor: int, out: int, dim: int) -> int | None:
-    """The dim of `tensor` that is broadcast against `dim` of `out`; None where it has none or size 1."""
-    own = dim - len(c.shape(out)) + len(c.shape(tensor))
-    return own if own >= 0 and c.shape(tensor)[own] == c.shape(out)[dim] != 1 else None

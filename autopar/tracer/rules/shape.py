@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from autopar.tracer.recording import Ref
-from autopar.tracer.rules.base import Context, Letter, Place, Rule, rule
+from autopar.tracer.rules.base import Context, Letter, Place, Rule, along, base, places_of, rule, whole
 
 
 @rule("aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", "aten.unsqueeze", "aten.squeeze",
       "aten.flatten", "aten.unflatten")  # fmt: skip
 def view(c: Context) -> Rule:
-    """Equal elements in row-major order."""
+    """Equal elements in row-major order; another dtype of another width cuts the last dim anew."""
+    if isinstance(c.arg(1, "dtype"), torch.dtype):
+        found = along(c, [])
+        found.moves = []
+        return found
     return Rule(views=[(c.operator.reads[0], c.out)], moves=[])
 
 
@@ -42,7 +48,7 @@ def expand(c: Context) -> Rule:
     return found
 
 
-@rule("aten.repeat", "aten.repeat_interleave")
+@rule("aten.repeat")
 def repeat(c: Context) -> Rule:
     """Dims whose size stays keep their index; others are whole."""
     source = c.tensor(0)
@@ -65,8 +71,26 @@ def _same_or_whole(c: Context, source: int, out: int, shift: int = 0) -> Rule:
 @rule("aten.slice", "aten.narrow")
 def slice_(c: Context) -> Rule:
     """One dim is cut, the others stay."""
-    found = _same_or_whole(c, c.tensor(0), c.out)
-    found.moves = []
+    return _cut(c, c.tensor(0), c.out, c.arg(1, "dim", 0), c.arg(2, "start"), c.arg(4, "step", 1), moves=[])
+
+
+@rule("aten.slice_backward")
+def slice_backward(c: Context) -> Rule:
+    """The gradient of a slice: zeros around it."""
+    return _cut(c, c.out, c.tensor(0), c.arg(2), c.arg(3), c.arg(5), moves=None)
+
+
+def _cut(c: Context, large: int, small: int, dim: int, start: int | None, step: int, moves: Any) -> Rule:
+    """A range of one dim: one of the parts that the dim concatenates, or else whole."""
+    cut = c.dim(large, dim)
+    same = c.shape(large) == c.shape(small)
+    rank = range(len(c.shape(large)))
+    found = Rule([Letter("parallel", [(large, d), (small, d)]) for d in rank if same or d != cut], moves=moves)
+    if not same and step == 1:
+        begin = start or 0
+        found.cut = ((large, cut), (small, cut), begin if begin >= 0 else begin + c.shape(large)[cut])
+    elif not same:
+        found.letters += [Letter("whole", [(large, cut)]), Letter("whole", [(small, cut)])]
     return found
 
 
@@ -155,18 +179,41 @@ def view_as_parts(c: Context) -> Rule:
 
 @rule("aten.as_strided")
 def as_strided(c: Context) -> Rule:
-    """The same dims under other strides, or a window that no index describes."""
+    """The same dims under their own strides, or a window that no index describes."""
     source = c.tensor(0)
-    if c.shape(source) == c.shape(c.out):
-        return Rule([Letter("parallel", [(source, d), (c.out, d)]) for d in range(len(c.shape(source)))], moves=[])
-    places = [(tensor, dim) for tensor in (source, c.out) for dim in range(len(c.shape(tensor)))]
-    return Rule([Letter("whole", [place]) for place in places], moves=[])
+    record, size, stride = c.recording.tensors[source], tuple(c.arg(1)), tuple(c.arg(2))
+    if size == record.shape and stride == record.stride and c.arg(3, "storage_offset") in (None, record.offset):
+        return Rule([Letter("parallel", [(source, d), (c.out, d)]) for d in range(len(size))], moves=[])
+    return Rule(whole(c, source, c.out), moves=[])
 
 
-@rule("aten.slice_backward")
-def slice_backward(c: Context) -> Rule:
-    """The gradient of a slice: zeros around it."""
-    return _same_or_whole(c, c.tensor(0), c.out)
+@rule("aten.diagonal", "aten.diagonal_backward", "aten.trace")
+def diagonal(c: Context) -> Rule:
+    """Two dims become the last one; which elements meet there depends on their place."""
+    if base(c) == "trace":
+        return Rule(whole(c, c.tensor(0)))
+    backward = base(c) == "diagonal_backward"
+    small, large = (c.tensor(0), c.out) if backward else (c.out, c.tensor(0))
+    first, second = (c.dim(large, c.arg(number + backward, f"dim{number}", number - 1)) for number in (2, 3))
+    pair = [c.dim(large, first), c.dim(large, second)]
+    others = [dim for dim in range(len(c.shape(large))) if dim not in pair]
+    found = Rule([Letter("parallel", [(small, own), (large, dim)]) for own, dim in enumerate(others)])
+    found.letters += [Letter("whole", [place]) for place in ((small, len(others)), *((large, dim) for dim in pair))]
+    found.moves = None if backward else []
+    return found
+
+
+@rule("aten.unfold", "aten.unfold_backward")
+def unfold(c: Context) -> Rule:
+    """Windows of one dim become a last dim."""
+    backward = base(c) == "unfold_backward"
+    windows, source = (c.tensor(0), c.out) if backward else (c.out, c.tensor(0))
+    dim = c.dim(source, c.arg(2 if backward else 1))
+    rank = len(c.shape(source))
+    found = Rule([Letter("parallel", [(source, d), (windows, d)]) for d in range(rank) if d != dim])
+    found.letters += [Letter("whole", [place]) for place in ((source, dim), (windows, dim), (windows, rank))]
+    found.moves = None if backward else []
+    return found
 
 
 @rule("aten.select_backward")
@@ -176,19 +223,23 @@ def select_backward(c: Context) -> Rule:
     return _without(c, c.out, c.tensor(0), gone, moves=None)
 
 
-@rule("aten.constant_pad_nd", "aten.roll", "aten.flip", "aten.cumsum", "aten.sort")
-def same_or_whole(c: Context) -> Rule:
-    """Dims whose size stays and which the operator does not work along keep their index."""
-    found = _same_or_whole(c, c.tensor(0), c.out)
-    along = c.arg(1, "dim")
-    if base(c) in ("cumsum", "sort") and isinstance(along, int):
-        found.letters[along % len(c.shape(c.out))].role = "whole"
-    if base(c) in ("roll", "flip"):
-        for letter in found.letters:
-            letter.role = "whole"
-    return found
+@rule("aten.constant_pad_nd")
+def pad(c: Context) -> Rule:
+    """Dims whose size stays keep their index."""
+    padded = {len(c.shape(c.out)) - 1 - number // 2 for number, size in enumerate(c.arg(1)) if size}
+    return along(c, padded, [c.tensor(0), c.out])
 
 
-def base(c: Context) -> str:
-    """The name between ``aten.`` and the overload."""
-    return c.operator.name.split(".")[1]
+@rule("aten.zeros", "aten.ones", "aten.full", "aten.empty", "aten.empty_strided", "aten.new_empty", "aten.new_zeros",
+      "aten.new_ones", "aten.new_full", "aten.new_empty_strided", "aten.scalar_tensor", "aten.rand", "aten.randn",
+      "aten.randint", "aten.lift")  # fmt: skip
+def creation(c: Context) -> Rule:
+    """Made from nothing, alike everywhere or at random: every shard makes its own part."""
+    return Rule([Letter("parallel", [place]) for place in places_of(c, *c.operator.writes)])
+
+
+@rule("aten.arange", "aten.linspace", "aten.logspace", "aten.eye", "aten.randperm", "aten.tril_indices",
+      "aten.triu_indices")  # fmt: skip
+def positions(c: Context) -> Rule:
+    """Made from nothing, each element by its place: a part begins at an offset that the operator does not know."""
+    return Rule(whole(c, *c.operator.writes))
