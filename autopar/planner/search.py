@@ -170,7 +170,7 @@ def certificate(model: Model, cases: Ranked, found: Found, started: float) -> Ce
         infeasible=found.infeasible,
         bound_seconds=bound,
         gap=max(0.0, found.limit / bound - 1),
-        solver=solver_name(),
+        solver=f"dynamic programme, {solver_name()}",
         search_seconds=time.perf_counter() - started,
     )
 
