@@ -11,6 +11,7 @@ limit or Ctrl-C ends the search early with the best so far and the gap that rema
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from autopar.documents.graph import Graph
@@ -62,7 +63,8 @@ def search(graph: Graph, cluster: Cluster, request: Request) -> Plan:
     if found.best is None:
         raise NoPlanFits(explain_no_fit(model, cluster, cases, found))
     if not found.interrupted:
-        add_alternatives(model, cases, found)
+        with suppress(KeyboardInterrupt):  # what was proven stands; only the comparison is left short
+            add_alternatives(model, cases, found)
     return assemble(model, cluster, found.best, list(found.others.values()), certificate(model, cases, found, started))
 
 
