@@ -251,6 +251,15 @@ def test_for_equal_stages_the_estimate_is_what_is_played(schedule, stages, m):
     assert pipeline.step_seconds([3.0] * stages, [0.0]) == pytest.approx(played_out, rel=1e-12)
 
 
+@pytest.mark.parametrize("send", [0.001, 0.01, 0.05])
+@pytest.mark.parametrize(("stages", "m"), [(2, 8), (4, 4), (4, 32), (8, 64)])
+def test_sends_cost_at_most_two_a_micro_batch_more_than_the_estimate_says(stages, m, send):
+    # The estimate counts the first way down and the last way up. 1F1B has no slack for those between: a neighbour waits.
+    estimate = Pipeline(stages, m, 1, send).step_seconds([3.0] * stages, [0.0])
+    seconds = played("1f1b", [1.0] * stages, [2.0] * stages, m, send)
+    assert estimate * (1 - 1e-12) <= seconds <= estimate + 2 * m * send
+
+
 def chosen_stages(seed):
     """Forward and backward seconds of the chosen plan's stages (pipelines only), with its case and answer."""
     model = model_of(dataclasses.replace(tight_instance(seed), capacity=60 * GIB))
