@@ -48,7 +48,7 @@ class _Bounds:
 
     def _data_parallel(self, c: Configuration, totals: Totals) -> tuple[float, float]:
         """What of gathers and reductions nothing can hide: per micro-batch, and once a step with the update."""
-        key = (c.pp, c.tp, c.dp, c.zero)
+        key = (c.pp, c.tp, c.dp, c.zero, int(c.micro_batches > 1))
         if key not in self.terms:
             bills: Bills = Case(self.model, c).bills
             each = totals.parameters / c.pp

@@ -221,10 +221,10 @@ def best_stage(problem, stage, first, end, pp, tp, dp, micro_batch, m, schedule,
         return None
     forward = sum(price.forward_seconds + price.forward_overhead_seconds for price in each)
     backward = sum(price.backward_seconds + price.backward_overhead_seconds for price in each) + least
-    return times(problem, forward, backward, parameters, unit, pp, tp, dp, zero)
+    return times(problem, forward, backward, parameters, unit, pp, tp, dp, zero, m)
 
 
-def times(problem, forward, backward, parameters, unit, pp, tp, dp, zero):
+def times(problem, forward, backward, parameters, unit, pp, tp, dp, zero, m):
     update_share = parameters / (dp if zero else 1)
     update = pointwise_seconds(CHIP, optimizer_traffic_bytes(update_share, "adamw", "bf16"), "optimizer")
     if dp == 1:
@@ -240,7 +240,7 @@ def times(problem, forward, backward, parameters, unit, pp, tp, dp, zero):
     alone = unit / parameters
     work, once = forward + backward, update
     each_action = zero == 3 and pp == 1
-    each_backward = zero >= 2 and pp == 1
+    each_backward = pp == 1 and (zero == 3 or (zero == 2 and m == 1))
     work += bare(gather if each_action else 0.0, forward)
     work += bare((gather if each_action else 0.0) + (reduce if each_backward else 0.0), backward)
     if zero and not each_action:

@@ -16,8 +16,9 @@ import pytest
 from autopar.planner.bounds import by_bound, least_busiest
 from autopar.planner.case import Case, Model
 from autopar.planner.search import explore, ranked
-from autopar.planner.space import configurations
+from autopar.planner.space import Configuration, configurations
 from autopar.planner.stages import Pipeline, StageChoice, solve_any, solve_equal
+from cost_models.memory import held_as
 from hardware_profiles.topology import Topology
 from tests.autopar.planner.test_brute_force import (
     CHIP,
@@ -361,3 +362,23 @@ def dense_prices(seed):
                 recompute=menu,
             )
     return prices
+
+
+@pytest.mark.parametrize(
+    ("zero", "micro_batches", "said"),
+    [
+        (1, 4, "once"),
+        (2, 1, "each_backward"),
+        (2, 4, "once"),
+        (3, 1, "each_backward"),
+        (3, 4, "each_backward"),
+    ],
+)
+def test_gradients_held_whole_are_reduced_once_a_step(zero, micro_batches, said):
+    # Seconds and bytes tell one story: who keeps whole gradients over the micro-batches has not reduced them yet.
+    problem = dataclasses.replace(tight_instance(1), devices=4, batch=4 * micro_batches, fixed={}, tps=(1,))
+    model = model_of(problem)
+    configuration = Configuration(1, 1, False, 4, 1, micro_batches, "1f1b", 1, zero)
+    bills = Case(model, configuration).bills
+    whole = held_as("autopar", "gradient", zero, pipelined=False, accumulating=micro_batches > 1) < 2
+    assert bills.data_parallel(1e9, 1e8).reduces == said == ("once" if whole else "each_backward")
