@@ -149,7 +149,8 @@ class Bills:
         gathers: Literal["never", "once", "each_action"] = (
             "never" if self.c.zero == 0 else "each_action" if each else "once"
         )
-        late = self.c.zero < 2 or self.c.pp > 1
+        # Zero 2 over several micro-batches keeps whole gradients and reduces after the last (`cost_models.memory.held_as`).
+        late = self.c.zero < 2 or self.c.pp > 1 or (self.c.zero == 2 and self.c.micro_batches > 1)
         share = unit / parameters if parameters else 0.0
         gather = self._dp_seconds("all_gather", parameters * element_bytes(self.request.dtype)) if self.c.zero else 0.0
         reduce = self._dp_seconds("reduce_scatter" if self.c.zero else "all_reduce", parameters * REDUCE_BYTES)

@@ -65,7 +65,7 @@ class _Bounds:
 
     def _data_parallel(self, c: Configuration) -> _DataParallel:
         """Gathers and reductions of an average stage."""
-        key = (c.pp, c.tp, c.dp, c.zero)
+        key = (c.pp, c.tp, c.dp, c.zero, int(c.micro_batches > 1))
         if key not in self.terms:
             bills: Bills = Case(self.model, c).bills
             each = self.model.totals(c).parameters / c.pp

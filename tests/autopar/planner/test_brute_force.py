@@ -274,11 +274,11 @@ def best_stage(problem, stage, first, end, pp, tp, dp, micro_batch, m, schedule,
         return None
     forward = sum(price.forward_seconds + price.forward_overhead_seconds for price in each)
     backward = sum(price.backward_seconds + price.backward_overhead_seconds for price in each) + least
-    work, once = times(problem, forward, backward, parameters, unit, pp, tp, dp, zero)
+    work, once = times(problem, forward, backward, parameters, unit, pp, tp, dp, zero, m)
     return by_chunk(problem, names, ends, sizes, work, tp, micro_batch, stage == pp - 1), once
 
 
-def times(problem, forward, backward, parameters, unit, pp, tp, dp, zero):
+def times(problem, forward, backward, parameters, unit, pp, tp, dp, zero, m):
     update_share = parameters / (dp if zero else 1)
     update = pointwise_seconds(CHIP, optimizer_traffic_bytes(update_share, "adamw", "bf16"), "optimizer")
     if dp == 1:
@@ -294,7 +294,7 @@ def times(problem, forward, backward, parameters, unit, pp, tp, dp, zero):
     alone = unit / parameters
     work, once = forward + backward, update
     each_action = zero == 3 and pp == 1
-    each_backward = zero >= 2 and pp == 1
+    each_backward = pp == 1 and (zero == 3 or (zero == 2 and m == 1))
     work += bare(gather if each_action else 0.0, forward)
     work += bare((gather if each_action else 0.0) + (reduce if each_backward else 0.0), backward)
     if zero and not each_action:
