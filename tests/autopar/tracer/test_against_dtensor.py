@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard  # noqa: E402
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # noqa: E402
 from torch.distributed.tensor._op_schema import OpSchema  # noqa: E402
 
-MOST_COMBINATIONS = 100
+MOST_COMBINATIONS = 40
 EXCEPTIONS = {
     "amax": "partial maxima, not sums", "aminmax": "partial maxima, not sums", "prod": "partial products, not sums",
     "linalg_vector_norm": "partial norms, not sums",
@@ -100,17 +100,16 @@ def offered(step: Step, found: Analysis) -> tuple[set[Any], set[Any]]:
 
 
 def test_what_dtensor_accepts_without_communication_is_offered(mesh):
-    compared: set[Any] = set()
+    compared: set[str] = set()
     count = 0
     for function, shapes in CASES.values():
         run = recorded(lambda f=function, s=shapes: f(*(leaf(*shape) for shape in s)))
         found = analyse(run.recording)
         for step in run.steps:
-            kind = (step.record.name, *(value.dim() for value in step.reads.values()))
             name = step.record.name.split(".")[1]
-            if kind in compared or name in EXCEPTIONS or not step.reads:
+            if name in compared or name in EXCEPTIONS or not step.reads:
                 continue
-            compared.add(kind)
+            compared.add(name)
             plain, composite = offered(step, found)
             try:
                 placements = list(accepted(step, mesh))
@@ -119,4 +118,4 @@ def test_what_dtensor_accepts_without_communication_is_offered(mesh):
             for reads, writes in placements:
                 assert (reads, writes) in plain or reads in composite, (step.record.name, reads, writes, plain)
             count += len(placements)
-    assert count > 300
+    assert count > 200
