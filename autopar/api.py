@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.documents import Graph, Plan, Timeline
-from autopar.errors import NoPlanFits, PlanMismatch, RequestError
+from autopar.errors import DocumentError, NoPlanFits, PlanMismatch, RequestError
 from hardware_profiles.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -86,6 +86,10 @@ def explain(plan: Plan, against: Plan | None = None) -> str:
     """
     from autopar.planner.explain import compare_plans, explain_plan
 
+    for one in filter(None, (plan, against)):
+        problems = list(one.predicted.contradictions(one.mesh.pp))
+        if problems:
+            raise DocumentError(f"the plan for {one.model.spec} cannot be explained: {'; '.join(problems)}; plan again")
     if against is None:
         return explain_plan(plan)
     require_same_model(plan, against)

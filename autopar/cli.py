@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, redirect_stdout
 from typing import NoReturn
 
 import autopar
+from autopar.documents.base import require_writable
 from autopar.errors import AutoparError, NoPlanFits, RequestError
 from hardware_profiles.schema import did_you_mean
 
@@ -17,6 +20,8 @@ USER_ERROR, NOTHING_FITS, INTERRUPTED = 2, 3, 130
 MODEL_HELP = (
     "model.py, model.py:factory, package.module:factory, a Hugging Face config.json or its folder, or graph.json"
 )
+MOST = 10**9
+"""Of sequences, tokens of one, devices: far above what anyone trains, and what a search can still count."""
 DTYPES = ("bf16", "fp16", "fp32", "fp64", "fp8")
 KERNELS = ("eager", "compiled", "fused")
 
@@ -36,9 +41,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("autopar: interrupted, nothing was written", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader went away (`autopar plan ... | head`): leave nothing for the interpreter to flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # the reader went away (`autopar plan ... | head`)
+    except OSError as error:
+        _drop_stdout()
+        print(f"autopar: {error.filename or 'the output'}: {error.strerror or error}", file=sys.stderr)
+        return USER_ERROR
     return 0
+
+
+def _drop_stdout() -> None:
+    """Leave nothing for the interpreter to flush at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _own_output_only() -> AbstractContextManager[object]:
+    """What the user's model prints goes to stderr: stdout holds the answer and nothing else."""
+    return redirect_stdout(sys.stderr)
 
 
 def _fail(error: AutoparError, status: int) -> int:
@@ -86,7 +104,9 @@ def _capture_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _capture(options: argparse.Namespace) -> None:
-    graph = autopar.capture(options.model, seq_len=options.seq_len)
+    require_writable(options.output)
+    with _own_output_only():
+        graph = autopar.capture(options.model, seq_len=options.seq_len)
     graph.save(options.output)
     if options.json:
         print(graph.to_json())
@@ -131,21 +151,23 @@ def _plan(options: argparse.Namespace) -> None:
     from autopar.planner.explain import summary
     from autopar.planner.request import parse_fixed, parse_names
 
-    plan = autopar.plan(
-        options.model,
-        options.cluster,
-        global_batch=options.global_batch,
-        seq_len=options.seq_len,
-        dtype=options.dtype,
-        optimizer=options.optimizer,
-        kernels=options.kernels,
-        objective=options.objective,
-        fixed=parse_fixed(options.fix),
-        forbid=parse_names(options.forbid),
-        devices=options.devices,
-        time_limit=options.time_limit,
-        memory_margin=_fraction(options.memory_margin),
-    )
+    require_writable(options.output)
+    with _own_output_only():
+        plan = autopar.plan(
+            options.model,
+            options.cluster,
+            global_batch=options.global_batch,
+            seq_len=options.seq_len,
+            dtype=options.dtype,
+            optimizer=options.optimizer,
+            kernels=options.kernels,
+            objective=options.objective,
+            fixed=parse_fixed(options.fix),
+            forbid=parse_names(options.forbid),
+            devices=options.devices,
+            time_limit=options.time_limit,
+            memory_margin=_fraction(options.memory_margin),
+        )
     plan.save(options.output)
     if options.json:
         print(plan.to_json())
@@ -168,6 +190,12 @@ def _simulate(options: argparse.Namespace) -> None:
     from autopar.report.text import timeline_json, timeline_summary
 
     plan = autopar.Plan.load(options.plan)
+    for path in filter(None, (options.trace, options.picture, options.timeline)):
+        require_writable(path)
+    if options.picture:
+        from autopar.report.pictures import picture_format
+
+        picture_format(options.picture)
     line = autopar.simulate(plan, slow=_straggler(options.straggler, plan.mesh.pp))
     written = []
     if options.trace:
@@ -217,6 +245,8 @@ def _positive(text: str) -> int:
         value = int(text.replace("_", "").replace(",", ""))
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
+    if value > MOST:
+        raise argparse.ArgumentTypeError(f"{text[:40]} is given, but at most {MOST:,} is planned for")
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is given, but at least 1 is needed")
     return value
@@ -240,8 +270,10 @@ def _straggler(text: str | None, stages: int) -> dict[int, float] | None:
         rank, slow = int(given["rank"]), float(given["slow"])
     except (KeyError, ValueError):
         raise RequestError(f"--straggler {text}: give it as rank=3,slow=1.2") from None
-    if not 0 <= rank < stages or not slow > 0:
-        raise RequestError(f"--straggler {text}: the plan has pp ranks 0 to {stages - 1}, and slow must be above 0")
+    if not 0 <= rank < stages or not 0 < slow < math.inf:
+        raise RequestError(
+            f"--straggler {text}: the plan has pp ranks 0 to {stages - 1}, and slow must be a number above 0"
+        )
     return {rank: slow}
 
 

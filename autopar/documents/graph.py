@@ -10,12 +10,15 @@ Sizes at another micro-batch or sequence length follow from the atoms that `foll
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from math import prod
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from autopar.documents.base import Document
+from pydantic import Field
+
+from autopar.documents import graph_checks
+from autopar.documents.base import Amount, Count, Document
 from hardware_profiles.schema import Schema
 
 BYTES_PER_ELEMENT = {
@@ -29,7 +32,7 @@ class Atom(Schema):
     """The smallest piece of a dim that is never split further; `size` is the captured one."""
 
     id: int
-    size: int
+    size: Annotated[int, Field(ge=0)]
     name: str
     follows: Literal["batch", "sequence", "tokens"] | None = None
     """The workload size this atom is proportional to (tokens: batch times sequence); None: fixed by the model."""
@@ -38,7 +41,7 @@ class Atom(Schema):
 class Term(Schema):
     """``coefficient * prod(sizes of atoms)``; an atom may stand twice (query and key positions)."""
 
-    coefficient: float
+    coefficient: Amount
     atoms: tuple[int, ...] = ()
 
     def value(self, sizes: Mapping[int, float]) -> float:
@@ -278,8 +281,8 @@ class ModelInfo(Schema):
 class Captured(Schema):
     """Sizes at which the capture ran."""
 
-    batch: int
-    seq: int
+    batch: Count
+    seq: Count
     dtype: str = "bfloat16"
 
 
@@ -301,6 +304,10 @@ class Graph(Document):
     tied: tuple[tuple[str, ...], ...] = ()
     """Groups of full names that are one parameter."""
     notes: tuple[Note, ...] = ()
+
+    def contradictions(self) -> Iterator[str]:
+        """References to what is not in the graph."""
+        return graph_checks.contradictions(self, ("compute", *BYTES_PER_ELEMENT))
 
     @cached_property
     def class_by_name(self) -> dict[str, BlockClass]:

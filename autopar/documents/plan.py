@@ -11,11 +11,12 @@ without the model, the cluster's profile or torch.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
-from autopar.documents.base import Document
+from autopar.documents.base import Amount, Count, Document
 from autopar.documents.graph import ModelInfo
 from hardware_profiles.schema import Schema
 
@@ -29,7 +30,7 @@ class ClusterRef(Schema):
 
     name: str
     spec: str
-    devices: int
+    devices: Count
     """Devices the plan uses."""
     hash: str
 
@@ -37,8 +38,8 @@ class ClusterRef(Schema):
 class Workload(Schema):
     """What a step trains: `global_batch` sequences of `seq_len` tokens."""
 
-    global_batch: int
-    seq_len: int
+    global_batch: Count
+    seq_len: Count
     dtype: str = "bf16"
     optimizer: str = "adamw"
     kernels: Literal["eager", "compiled", "fused"] = "eager"
@@ -47,13 +48,13 @@ class Workload(Schema):
 class Mesh(Schema):
     """Degrees of the mesh axes."""
 
-    pp: int = 1
-    dp_replicate: int = 1
-    dp_shard: int = 1
-    cp: int = 1
-    tp: int = 1
-    ep: int = 1
-    etp: int = 1
+    pp: Count = 1
+    dp_replicate: Count = 1
+    dp_shard: Count = 1
+    cp: Count = 1
+    tp: Count = 1
+    ep: Count = 1
+    etp: Count = 1
 
     @property
     def dp(self) -> int:
@@ -70,9 +71,9 @@ class Schedule(Schema):
     """The pipeline schedule; `micro_batch` in sequences per data-parallel rank."""
 
     name: ScheduleName = "1f1b"
-    virtual_stages: int = 1
-    micro_batch: int
-    micro_batches: int
+    virtual_stages: Count = 1
+    micro_batch: Count
+    micro_batches: Count
 
 
 class Stage(Schema):
@@ -144,17 +145,17 @@ class Collective(Schema):
     axis: Axis
     kind: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
     count: int
-    bytes: float
-    seconds: float
-    overlap: float = 0.0
+    bytes: Amount
+    seconds: Amount
+    overlap: Amount = 0.0
 
 
 class ActionCost(Schema):
     """One forward or backward of one chunk for one micro-batch, on one rank, alone on its machine."""
 
-    compute_seconds: float
-    recompute_seconds: float = 0.0
-    overhead_seconds: float = 0.0
+    compute_seconds: Amount
+    recompute_seconds: Amount = 0.0
+    overhead_seconds: Amount = 0.0
     """Host and launch time that the device waits for."""
     collectives: tuple[Collective, ...] = ()
 
@@ -178,14 +179,14 @@ class ChunkCost(Schema):
 
     forward: ActionCost
     backward: ActionCost
-    send_seconds: float = 0.0
+    send_seconds: Amount = 0.0
     """Hidden state to the next virtual stage, one micro-batch (0 for the last); its gradient costs the same back."""
-    send_bytes: float = 0.0
-    activation_bytes: float = 0.0
+    send_bytes: Amount = 0.0
+    activation_bytes: Amount = 0.0
     """Kept from forward to backward, per micro-batch in flight."""
-    gather_seconds: float = 0.0
+    gather_seconds: Amount = 0.0
     """One all-gather of the chunk's parameters over dp_shard."""
-    reduce_seconds: float = 0.0
+    reduce_seconds: Amount = 0.0
     """One reduction of the chunk's gradients over dp."""
 
 
@@ -199,17 +200,17 @@ class StageCost(Schema):
     """
 
     chunks: tuple[ChunkCost, ...]
-    optimizer_seconds: float = 0.0
+    optimizer_seconds: Amount = 0.0
     gathers: Literal["never", "once", "each_action"] = "never"
     reduces: Literal["never", "once", "each_backward"] = "once"
-    dp_overlap: float = 0.0
-    dp_exposed_seconds: float = 0.0
-    memory: dict[str, float] = {}
+    dp_overlap: Amount = 0.0
+    dp_exposed_seconds: Amount = 0.0
+    memory: dict[str, Amount] = {}
     """Bytes that do not follow the schedule, by name.
 
     parameters, gradients, states, gathered, workspace, logits, communicators, context.
     """
-    reserve_fraction: float = 0.0
+    reserve_fraction: Amount = 0.0
     """What the allocator holds beyond what is allocated, a fraction of it (communicators and context lie outside)."""
 
 
@@ -225,6 +226,16 @@ class Predicted(Schema):
     seconds_by_part: dict[str, float]
     peak_bytes: tuple[float, ...]
     capacity_bytes: tuple[float, ...]
+
+    def contradictions(self, stages: int) -> Iterator[str]:
+        """What is missing: every stage and every part has its figure."""
+        if not self.step_seconds > 0:
+            yield f"predicted.step_seconds is {self.step_seconds}, expected a time above 0"
+        if not len(self.peak_bytes) == len(self.capacity_bytes) == stages:
+            lengths = f"{len(self.peak_bytes)} peak_bytes and {len(self.capacity_bytes)} capacity_bytes"
+            yield f"predicted has {lengths}, but pp is {stages}"
+        if set(self.seconds_by_part) != set(PARTS):
+            yield f"predicted.seconds_by_part has {sorted(self.seconds_by_part)}, expected {sorted(PARTS)}"
 
 
 class Certificate(Schema):

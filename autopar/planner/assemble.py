@@ -29,6 +29,7 @@ from autopar.pricing import RecomputePrice
 from autopar.version import __version__
 from cost_models.memory import RESERVE_FRACTION, activation_peak, communicator_bytes, context_bytes
 from cost_models.uncertainty import interval
+from hardware_profiles.chip import normal_dtype
 from hardware_profiles.cluster import Cluster
 
 Chosen = tuple[Case, Answer]
@@ -67,6 +68,8 @@ def assemble(model: Model, cluster: Cluster, best: Chosen, others: Sequence[Chos
             "sp": c.sp,
             "loss_parallel": loss_is_parallel(model, c),
             "memory_margin": request.memory_margin,
+            "fixed": ",".join(f"{key}={value}" for key, value in request.fixed.items()),
+            "forbidden": ",".join(request.forbidden),
         },
         costs=costs,
         predicted=Predicted(
@@ -83,8 +86,14 @@ def assemble(model: Model, cluster: Cluster, best: Chosen, others: Sequence[Chos
         certificate=certificate,
         alternatives=tuple(_alternatives(best, others)),
         numerics=tuple(f"{note.where}: {note.message}" for note in model.graph.notes if note.kind == "mixes_batch"),
-        notes=tuple(f"{note.where}: {note.message}" for note in model.graph.notes if note.kind != "mixes_batch"),
+        notes=(*_chip_notes(model), *(f"{n.where}: {n.message}" for n in model.graph.notes if n.kind != "mixes_batch")),
     )
+
+
+def _chip_notes(model: Model) -> Iterator[str]:
+    dtype, chip = normal_dtype(model.request.dtype), model.chip
+    if dtype not in chip.teraflops:
+        yield f"{chip.name} has no {dtype} arithmetic: priced as if run wider; it has {', '.join(chip.teraflops)} (--dtype)"
 
 
 def _mesh(case: Case) -> Mesh:

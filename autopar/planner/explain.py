@@ -52,7 +52,8 @@ def summary(plan: Plan) -> str:
     lines = [
         f"{plan.model.spec} ({plan.model.parameters / 1e9:.2f}B parameters) on {devices} devices of {plan.cluster.name}",
         f"workload  global_batch={w.global_batch} seq_len={w.seq_len} dtype={w.dtype} optimizer={w.optimizer} "
-        f"kernels={w.kernels} memory_margin={float(plan.options.get('memory_margin', 0)):.0%}",
+        f"kernels={w.kernels} memory_margin={float(plan.options.get('memory_margin', 0)):.0%} objective=time"
+        + "".join(f" {key}={plan.options[key]}" for key in ("fixed", "forbidden") if plan.options.get(key)),
         f"plan      {one_line(plan)}",
         f"step      {seconds(p.step_seconds)}  (80 % interval {seconds(p.step_seconds_low)} to {seconds(p.step_seconds_high)})",
         f"rate      {p.tokens_per_second / devices:,.0f} tokens/s/device, {p.tokens_per_second:,.0f} tokens/s",
@@ -64,13 +65,19 @@ def summary(plan: Plan) -> str:
     if plan.alternatives:
         lines.append("next best")
         lines += [f"  {_alternative(plan, item)}" for item in plan.alternatives]
-    lines += [*(f"note      {note}" for note in (*plan.numerics, *plan.notes)), *_certificate(plan)]
+    lines += [*(f"note      {_short(note)}" for note in (*plan.numerics, *plan.notes)), *_certificate(plan)]
     return "\n".join(lines)
+
+
+def _short(note: str, most: int = 170) -> str:
+    return note if len(note) <= most else note[: most - 3] + "..."
 
 
 def explain_plan(plan: Plan) -> str:
     """Why this plan, what each stage holds as a table that adds up, what comes next."""
-    return "\n".join([summary(plan), "", *_reasons(plan), "", *_memory_table(plan)])
+    full = [f"  {note}" for note in plan.notes if _short(note) != note]
+    notes = ["", "notes in full", *full] if full else []
+    return "\n".join([summary(plan), "", *_reasons(plan), "", *_memory_table(plan), *notes])
 
 
 def compare_plans(plan: Plan, other: Plan) -> str:
@@ -112,7 +119,9 @@ def _ranges(values: list[str], most: int = 10) -> str:
 
 
 def _parts(parts: dict[str, float], step: float) -> str:
-    shown = sorted(((value, name) for name, value in parts.items() if value > WORTH_SAYING * step), reverse=True)
+    always = ("bubble", "tp", "dp")
+    named = ((value, name) for name, value in parts.items() if value > WORTH_SAYING * step or name in always)
+    shown = sorted(named, reverse=True)
     return ", ".join(f"{name} {value / step:.1%}" for value, name in shown)
 
 
@@ -140,10 +149,10 @@ def _certificate(plan: Plan) -> list[str]:
         return []
     stopped = f", stopped by {c.space['stopped']}" if "stopped" in c.space else ""
     return [
-        f"certificate  {c.enumerated:,} configurations; {c.solved} solved, {c.excluded_by_bound:,} excluded by bound, "
-        f"{c.infeasible} do not fit; gap {c.gap:.2%}{stopped}",
+        f"certificate  {c.enumerated:,} configurations: {c.solved} solved, {c.excluded_by_bound:,} excluded by bound, "
+        f"{c.infeasible} whose states alone do not fit; gap {c.gap:.2%}{stopped}",
         f"             optimal for the {c.objective} over the stated space ({c.solver}, {c.search_seconds:.2f} s)",
-        f"dry run      {plan.dry_run.replace('_', ' ')}",
+        f"dry run      {'passed' if plan.dry_run == 'passed' else 'not run (a saved graph holds no code to run)'}",
     ]
 
 
@@ -155,14 +164,10 @@ def _reasons(plan: Plan) -> list[str]:
         ", then ".join(f"{PART_NAMES[name]} ({value / step:.1%})" for value, name in top if value > 0) or "nothing else"
     )
     lines = ["why", f"  Beside compute ({parts['compute'] / step:.1%}) the step goes to {costs}."]
-    room = [
-        (capacity - peak) / GIB
-        for peak, capacity in zip(plan.predicted.peak_bytes, plan.predicted.capacity_bytes, strict=True)
-    ]
+    p, usable = plan.predicted, 1 - float(plan.options.get("memory_margin", 0))
+    room = [(capacity * usable - peak) / GIB for peak, capacity in zip(p.peak_bytes, p.capacity_bytes, strict=True)]
     tight = min(range(len(room)), key=lambda stage: room[stage])
-    lines.append(
-        f"  Memory is tightest on stage {tight}: {room[tight]:.1f} GiB are left beside the margin and below capacity."
-    )
+    lines.append(f"  Memory is tightest on stage {tight}: {room[tight]:.1f} GiB are left below the margin.")
     for item in plan.alternatives[:2]:
         if item.loses_by:
             name = next(iter(item.loses_by))

@@ -17,6 +17,8 @@ FIXED_TO_ONE = ("cp", "ep", "etp")
 WORDS = {"schedule": ("gpipe", "1f1b", "interleaved"), "recompute": ("none", "selective", "full"),
          "kernels": ("eager", "compiled", "fused")}  # fmt: skip
 FORBIDDABLE = ("pp", "tp", "dp", "sp", "zero", "recompute", "gpipe", "interleaved")
+MOST_SEQUENCES, MOST_TOKENS = 1_000_000, 10**9
+"""Of a step and of a sequence. A prime number of sequences is that many micro-batches: more could not be simulated."""
 
 Kernels = Literal["eager", "compiled", "fused"]
 
@@ -68,12 +70,12 @@ def parse_fixed(text: str) -> dict[str, str]:
     """``tp=8,pp=4`` as a mapping. Raises RequestError."""
     found: dict[str, str] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
-        key, equals, value = item.partition("=")
-        if not equals or not value:
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or not key or not value:
             raise RequestError(f"--fix {item}: give it as key=value, for example tp=8")
         if key in found and found[key] != value:
             raise RequestError(f"--fix: {key} is fixed to both {found[key]} and {value}")
-        found[key.strip()] = value.strip()
+        found[key] = value
     return found
 
 
@@ -101,7 +103,7 @@ def check_fixed(fixed: Mapping[str, Any]) -> dict[str, int | str]:
         elif key in (*NUMBERS, *FIXED_TO_ONE, "dp_replicate", "dp_shard"):
             found[key] = _number(key, value)
         else:
-            allowed = (*NUMBERS, *FIXED_TO_ONE, "dp_replicate", "dp_shard", *WORDS)
+            allowed = (*NUMBERS, "dp_replicate", "dp_shard", *WORDS)
             raise RequestError(f"fixed {key}: unknown{did_you_mean(key, allowed)}; allowed: {', '.join(allowed)}")
     for key in FIXED_TO_ONE:
         if found.pop(key, 1) != 1:
@@ -148,13 +150,26 @@ def _check(request: Request) -> None:
         raise RequestError(f"dtype {request.dtype}: unknown{did_you_mean(request.dtype, DTYPE_NAMES)}")
     normal_dtype(request.dtype)
     for key in ("pp", "tp", "dp", "sp"):
-        if key in request.forbidden and int(request.fixed.get(key, 1)) > (0 if key == "sp" else 1):
+        least = 0 if key == "sp" else 1
+        if key in request.forbidden and int(request.fixed.get(key, least)) > least:
             raise RequestError(f"{key} is both forbidden and fixed to {request.fixed[key]}")
     if "recompute" in request.forbidden and request.fixed.get("recompute", "none") != "none":
         raise RequestError(f"recompute is both forbidden and fixed to {request.fixed['recompute']}")
     if request.fixed.get("schedule") in request.forbidden:
         raise RequestError(f"schedule {request.fixed['schedule']} is both forbidden and fixed")
-    if request.time_limit is not None and request.time_limit <= 0:
+    if "zero" in request.forbidden and request.fixed.get("zero", 0):
+        raise RequestError(f"zero is both forbidden and fixed to {request.fixed['zero']}")
+    for name, given, most in (
+        ("global batch", request.global_batch, MOST_SEQUENCES),
+        ("seq_len", request.seq_len, MOST_TOKENS),
+    ):
+        if not 1 <= given <= most:
+            raise RequestError(f"{name} {given}: must be between 1 and {most:,}")
+    if request.devices is not None and request.devices < 1:
+        raise RequestError(f"devices {request.devices}: must be at least 1")
+    if not 0 <= request.memory_margin < 1:
+        raise RequestError(f"memory margin {request.memory_margin}: must be at least 0 and below 1")
+    if request.time_limit is not None and not request.time_limit > 0:
         raise RequestError(f"time limit {request.time_limit}: must be above 0 seconds")
     if request.objective != "time":
         raise RequestError(f"objective {request.objective}: this version plans for time")

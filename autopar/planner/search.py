@@ -11,6 +11,7 @@ limit or Ctrl-C ends the search early with the best so far and the gap that rema
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from autopar.documents.graph import Graph
@@ -28,8 +29,9 @@ from hardware_profiles.cluster import Cluster, Nics
 from hardware_profiles.topology import Topology
 
 SECONDS_PER_WAY_OUT = 5.0
+SECONDS_PER_ALTERNATIVE = 1.0
 ALTERNATIVES = 4
-"""Near plans kept beside the best: the best of each other mesh."""
+"""Near plans shown beside the best: the best of as many other meshes."""
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Found:
 
     best: tuple[Case, Answer] | None = None
     others: dict[tuple[int, int, int], tuple[Case, Answer]] = field(default_factory=dict)
-    """(pp, tp, dp) -> the best of that mesh among those solved."""
+    """(pp, tp, dp) -> the best of that mesh, for a few meshes."""
     solved: int = 0
     infeasible: int = 0
     excluded: int = 0
@@ -61,7 +63,8 @@ def search(graph: Graph, cluster: Cluster, request: Request) -> Plan:
     if found.best is None:
         raise NoPlanFits(explain_no_fit(model, cluster, cases, found))
     if not found.interrupted:
-        add_alternatives(model, cases, found)
+        with suppress(KeyboardInterrupt):  # what was proven stands; only the comparison is left short
+            add_alternatives(model, cases, found)
     return assemble(model, cluster, found.best, list(found.others.values()), certificate(model, cases, found, started))
 
 
@@ -117,27 +120,28 @@ def _solve(case: Case, found: Found) -> None:
         return
     found.solved += 1
     answer = case.solve(found.limit)
-    if answer is None:
-        found.infeasible += found.best is None
-        return
-    key = (case.c.pp, case.c.tp, case.c.dp)
-    if key not in found.others or answer.step_seconds < found.others[key][1].step_seconds:
-        found.others[key] = (case, answer)
-    if answer.step_seconds < found.limit:
+    if answer is not None and answer.step_seconds < found.limit:
         found.best = (case, answer)
 
 
 def add_alternatives(model: Model, cases: Ranked, found: Found) -> None:
-    """Solve the most promising configuration of a few meshes that the bounds excluded, to say why they lose."""
-    for _, c in cases:
-        if len(found.others) > ALTERNATIVES:
+    """Search a few other meshes on their own, the most promising by bound first, to say why the best of each loses."""
+    assert found.best is not None
+    chosen = _mesh(found.best[0].c)
+    by_mesh: dict[tuple[int, int, int], Ranked] = {}
+    for case in cases:
+        by_mesh.setdefault(_mesh(case[1]), []).append(case)
+    for mesh, own in by_mesh.items():
+        if len(found.others) >= ALTERNATIVES:
             return
-        if (c.pp, c.tp, c.dp) in found.others:
-            continue
-        case = Case(model, c)
-        answer = case.solve(float("inf")) if case.surely_too_large <= 0 else None
-        if answer is not None:
-            found.others[c.pp, c.tp, c.dp] = (case, answer)
+        if mesh != chosen:
+            best = explore(model, own, time.perf_counter() + SECONDS_PER_ALTERNATIVE)
+            if best.best is not None and not best.interrupted:
+                found.others[mesh] = best.best
+
+
+def _mesh(c: Configuration) -> tuple[int, int, int]:
+    return (c.pp, c.tp, c.dp)
 
 
 def certificate(model: Model, cases: Ranked, found: Found, started: float) -> Certificate:

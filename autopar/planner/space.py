@@ -102,7 +102,12 @@ def _why_none(request: Request, devices: int, blocks: int, tps: tuple[int, ...])
     """The conflicting set: the fixed choices with the rule that they break."""
     fixed = {key: value for key, value in request.fixed.items() if isinstance(value, int)}
     tp, pp = fixed.get("tp", 1), fixed.get("pp", 1)
-    said = ", ".join(f"{key}={value}" for key, value in request.fixed.items()) or "nothing fixed"
+    said = ", ".join(
+        [*(f"{key}={value}" for key, value in request.fixed.items()), *(f"no {key}" for key in request.forbidden)]
+    )
+    said = said or "nothing fixed"
+    virtual = fixed.get("virtual_stages")
+    usual = "interleaved" if virtual is not None and virtual > 1 else "1f1b"
     if devices % (tp * pp):
         return f"pp({pp}) * tp({tp}) = {pp * tp} does not divide the {devices} devices"
     if "tp" in fixed and tp not in tps:
@@ -118,11 +123,16 @@ def _why_none(request: Request, devices: int, blocks: int, tps: tuple[int, ...])
         dp=dp,
         tp=tp,
         micro_batch=fixed.get("micro_batch", 1),
-        schedule=str(request.fixed.get("schedule", "1f1b")),
-        virtual_stages=fixed.get("virtual_stages", 2 if request.fixed.get("schedule") == "interleaved" else 1),
+        schedule=str(request.fixed.get("schedule", usual)),
+        virtual_stages=virtual or (2 if request.fixed.get("schedule") == "interleaved" else 1),
         zero=fixed.get("zero", 0),
     )
     broken = next(problems(choices), None)
+    if broken is None and request.fixed.get("sp"):
+        broken = f"sp=1 divides the sequence over tp, and the model has no such division at tp={fixed.get('tp', '2 or more')}"
     if broken is None:
-        broken = f"global_batch({request.global_batch}) cannot be shared evenly over the dp that remains of {devices} devices"
+        broken = (
+            f"what is left of pp * dp * tp does not make {devices} devices with a dp that divides "
+            f"global_batch({request.global_batch}); fix or forbid less, or change --devices or --global-batch"
+        )
     return f"no configuration is left ({said}): {broken}"

@@ -5,13 +5,14 @@ Sizes may be arrays (one entry per micro-batch size), so that one pass prices th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from autopar.documents.graph import BlockClass, LocalDim, Operator, element_bytes
-from autopar.pricing.division import is_view
+from autopar.pricing.division import divided_atom, is_view
 from cost_models.compute import Layout
 
 Amount = Any
@@ -82,21 +83,21 @@ def matmul_dims(
         -2:
     ]
     first = factors[0]
+    counted = Counter(atom for term in operator.executed_flops for atom in term.atoms)
     found = []
     for dim in operator.local_dims:
-        positions = (*dim.reads, *dim.writes)
-        if not positions:
-            continue
-        spot = positions[0]
-        size = sizes[block_class.tensor_by_id[spot.tensor].dims[spot.dim][spot.atom]]
+        atom = divided_atom(block_class, dim)
         inside = {position.tensor for position in dim.reads} & set(factors)
-        if dim.role == "summed":
-            letter = "k"
-        elif len(inside) == 2:
-            letter = "b"
-        else:
-            letter = "m" if first in inside else "n"
-        found.append((dim, size, letter))
+        if atom is None or not inside or not counted[atom]:
+            continue  # the groups of a grouped matmul: each row meets one matrix of them
+        counted[atom] -= 1
+        written = bool(dim.writes)
+        if dim.role == "whole":
+            # Rows that data puts into groups: whole in every tensor, so only the index itself says where they stand.
+            inside = {read for read in factors if atom in block_class.tensor_by_id[read].atoms}
+            written = any(atom in block_class.tensor_by_id[write].atoms for write in operator.writes)
+        letter = ("b" if written else "k") if len(inside) == 2 else "m" if first in inside else "n"
+        found.append((dim, sizes[atom], letter))
     return tuple(found)
 
 

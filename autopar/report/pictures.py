@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from autopar.documents.base import write_atomically
 from autopar.documents.plan import Plan
 from autopar.documents.timeline import Timeline
-from autopar.errors import DocumentError, RequestError
+from autopar.errors import RequestError
 from autopar.report.memory_panels import draw_memory, draw_peaks, milliseconds
 
 if TYPE_CHECKING:
@@ -55,14 +56,20 @@ class Bars:
     micro_batch: npt.NDArray[np.int64]
 
 
+def picture_format(path: str | Path) -> str:
+    """``png`` or ``svg``, by a file's ending. Raises RequestError."""
+    ending = Path(path).suffix.lower().lstrip(".")
+    if ending not in ("png", "svg"):
+        raise RequestError(f"{path}: a picture ends in .png or .svg, not in {('.' + ending) if ending else 'nothing'}")
+    return ending
+
+
 def write_picture(plan: Plan, timeline: Timeline, path: str | Path) -> None:
     """Draw pipeline and memory to `path`, as PNG or SVG by its ending.
 
     Raises RequestError for another ending, DocumentError if the place cannot be written.
     """
-    ending = Path(path).suffix.lower().lstrip(".")
-    if ending not in ("png", "svg"):
-        raise RequestError(f"{path}: a picture ends in .png or .svg, not in {('.' + ending) if ending else 'nothing'}")
+    ending = picture_format(path)
     drawn = picture(plan, timeline)
     buffer = io.BytesIO()
     # A fixed salt and no date: the same plan gives the same file.
@@ -70,10 +77,7 @@ def write_picture(plan: Plan, timeline: Timeline, path: str | Path) -> None:
 
     with matplotlib.rc_context({"svg.hashsalt": timeline.plan_hash}):
         drawn.savefig(buffer, format=ending, dpi=DPI, metadata={"Date": None} if ending == "svg" else None)
-    try:
-        Path(path).write_bytes(buffer.getvalue())
-    except OSError as error:
-        raise DocumentError(f"{path}: cannot be written: {error.strerror or error}") from None
+    write_atomically(path, buffer.getvalue())
 
 
 def picture(plan: Plan, timeline: Timeline) -> Figure:

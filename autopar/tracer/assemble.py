@@ -38,6 +38,9 @@ def assemble(
     whole = Whole(first, divided, AtomTable(), dtype, trainable)
     classes, chains = _chains(whole, used)
     notes = list(_notes(first))
+    if not lists:
+        message = "no ModuleList of equal blocks was found, so there is nothing to cut a pipeline at"
+        notes.append(Note(kind="other", where="model", message=message))
     notes += name_followers(whole.table, first, second, other_batch / batch, other_seq / seq, min(seq, other_seq))
     if other_seq == seq:
         message = f"takes sequences of {seq} only: what follows the sequence length is not known"

@@ -16,6 +16,8 @@ from autopar.errors import CaptureError
 from autopar.tracer.sources import LONGEST_DEFAULT, Source, user_code
 from hardware_profiles.schema import did_you_mean
 
+LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+
 
 def open_cached(spec: str, seq_len: int | None) -> Source:
     """``hf:org/name`` from the local cache only."""
@@ -78,6 +80,17 @@ def _read(path: Path) -> dict[str, Any]:
         raise CaptureError(f"{path}: not complete JSON ({error}); download the config.json again") from None
     if not isinstance(data, dict) or "model_type" not in data:
         raise CaptureError(f"{path}: no 'model_type': neither a Hugging Face config.json nor a graph.json of autopar")
+    if not isinstance(data["model_type"], str):
+        raise CaptureError(f"{path}: model_type is {data['model_type']!r}, expected a name such as 'llama'")
+    named = data.get("architectures")
+    if named is not None and not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
+        raise CaptureError(f"{path}: architectures is {named!r}, expected a list such as ['LlamaForCausalLM']")
+    for key in LAYER_KEYS:
+        count = data.get(key)
+        if count is not None and not (
+            isinstance(count, int | list) and count and (isinstance(count, list) or count > 0)
+        ):
+            raise CaptureError(f"{path}: {key} is {count!r}, expected a whole number above 0")
     return data
 
 
@@ -89,7 +102,7 @@ def _config(transformers: Any, data: dict[str, Any], path: Path) -> Any:
             f"{path}: model_type '{name}' is not one that transformers {transformers.__version__} builds"
             f"{did_you_mean(name, known)}; write a model.py with build_model() instead"
         )
-    missing = [key for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if key in data]
+    missing = [key for key in LAYER_KEYS if key in data]
     config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[name]
     if not missing and _takes_layers(config_class):
         raise CaptureError(f"{path}: the number of layers is missing (num_hidden_layers): the file is incomplete")
@@ -113,7 +126,7 @@ def _takes_layers(config_class: Any) -> bool:
 def _model_class(transformers: Any, data: dict[str, Any], config: Any, path: Path) -> Any:
     for name in data.get("architectures") or []:
         found = getattr(transformers, name, None)
-        if found is not None:
+        if hasattr(found, "_from_config"):
             return found
     autos = transformers.models.auto.modeling_auto
     for mapping in ("FOR_CAUSAL_LM_", "FOR_SEQ_TO_SEQ_CAUSAL_LM_", "FOR_MASKED_LM_", "FOR_IMAGE_CLASSIFICATION_", ""):

@@ -44,7 +44,7 @@ class Shadows:
             self._values = dict(self._inputs())
         if tensor not in self._values:
             if tensor not in self._producer:
-                raise NoValue
+                raise NoValue("a value that depends on weights is read")
             operator, func, place = self._producer[tensor]
             self._refuse_stale(tensor, operator.id)
             if "topk" in operator.name and place == 1:
@@ -93,4 +93,4 @@ class Shadows:
         """A later write through another view of the storage is not followed."""
         for operator, other in self._overwritten.get(self._recording.tensors[tensor].storage, ()):
             if operator > made and other != tensor:
-                raise NoValue
+                raise NoValue("a value that was overwritten in place is read")

@@ -26,6 +26,11 @@ from hardware_profiles.schema import did_you_mean
 
 LONGEST_DEFAULT = 8192
 
+NOT_A_MODEL = (
+    "not a model; give model.py, model.py:factory, package.module:factory, a Hugging Face config.json or its folder, or "
+    "a saved graph.json"
+)
+
 LossFunction = Callable[..., Any]
 
 
@@ -39,6 +44,8 @@ class Source:
     """(batch, seq) -> args tuple, kwargs dict, or (args, kwargs)."""
     loss: LossFunction | None
     seq_len: int
+    assumed_seq_len: bool = False
+    """Nothing said how long sequences are."""
 
     def batch(self, batch: int, seq: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of one forward; raises CaptureError when the function does not take (batch, seq)."""
@@ -51,13 +58,11 @@ class Source:
         if self.loss is not None:
             with user_code(self.spec, "loss(output, *inputs)"):
                 value = self.loss(output, *args, **kwargs)
-            value = value[0] if isinstance(value, tuple) else value
-            if not isinstance(value, torch.Tensor) or value.numel() != 1:
-                raise CaptureError(f"{self.spec}: loss() returned {_kind(value)}, expected one number as a tensor")
-            return value.reshape(()) if value.dim() else value
+            value = value[0] if isinstance(value, tuple) and value else value
+            return self._number(value, "loss() returned")
         own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
         if own is not None:
-            return own
+            return self._number(own, "output.loss is")
         floats = [
             leaf for leaf in tree_leaves(_plain(output)) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
         ]
@@ -65,7 +70,18 @@ class Source:
             raise CaptureError(
                 f"{self.spec}: forward returned {_kind(output)} without a float tensor: define loss(output, *inputs)"
             )
-        return torch.stack([leaf.float().mean() for leaf in floats]).sum()
+        return self._number(torch.stack([leaf.float().mean() for leaf in floats]).sum(), "forward returned")
+
+    def _number(self, value: Any, said: str) -> torch.Tensor:
+        """The loss, if it is one number that training can lower."""
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            raise CaptureError(f"{self.spec}: {said} {_kind(value)}, expected one number as a tensor")
+        if not value.requires_grad:
+            raise CaptureError(
+                f"{self.spec}: {said} a {value.dtype} that no trainable parameter has a gradient for: parameters may be "
+                "frozen, or detach(), no_grad(), .item() or argmax() cuts the loss off"
+            )
+        return value.reshape(()) if value.dim() else value
 
 
 def open_source(spec: Any, example_inputs: Any = None, seq_len: int | None = None) -> Source:
@@ -77,6 +93,10 @@ def open_source(spec: Any, example_inputs: Any = None, seq_len: int | None = Non
         return _with_inputs(getattr(spec, "__name__", "factory"), spec, example_inputs, seq_len)
     text = str(spec)
     path = Path(text)
+    if not text or not _may_be_path(path):
+        raise CaptureError(f"{text[:60]!r}: {NOT_A_MODEL}")
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise CaptureError(f"{path}: a folder without a config.json: {NOT_A_MODEL}")
     if path.is_dir() or path.suffix == ".json":
         from autopar.tracer.hugging_face import open_config
 
@@ -86,6 +106,15 @@ def open_source(spec: Any, example_inputs: Any = None, seq_len: int | None = Non
 
         return open_cached(text, seq_len)
     return _from_module(text, seq_len)
+
+
+def _may_be_path(path: Path) -> bool:
+    """Whether the system can look for it at all: a name may be too long or hold a zero byte."""
+    try:
+        path.exists()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def meta_copy(model: nn.Module) -> nn.Module:
@@ -144,9 +173,10 @@ def _from_module(spec: str, seq_len: int | None) -> Source:
             f"{place} defines no example_inputs(batch, seq): capture needs to know what a batch looks like"
         )
     own = getattr(module, "SEQ_LEN", LONGEST_DEFAULT)
-    if not isinstance(own, int) or own < 1:
+    if not isinstance(own, int) or isinstance(own, bool) or own < 1:
         raise CaptureError(f"{place}: SEQ_LEN is {own!r}, expected a whole number of tokens above 0")
-    return Source(spec, build, inputs, getattr(module, "loss", None), seq_len or own)
+    assumed = seq_len is None and not hasattr(module, "SEQ_LEN")
+    return Source(spec, build, inputs, getattr(module, "loss", None), seq_len or own, assumed)
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -187,10 +217,7 @@ def _forget_namesakes(folder: Path) -> None:
 
 def _import(name: str, spec: str) -> ModuleType:
     if ":" not in spec:
-        raise CaptureError(
-            f"{spec}: not a model; give model.py, model.py:factory, package.module:factory, a Hugging Face config.json "
-            "or its folder, or a saved graph.json"
-        )
+        raise CaptureError(f"{spec}: {NOT_A_MODEL}")
     try:
         found = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -223,7 +250,7 @@ class user_code:  # noqa: N801  (reads as a statement)
 def source_line(error: BaseException) -> str:
     """`` at file:line`` of the innermost frame outside torch and this package."""
     if isinstance(error, SyntaxError):
-        return f" at {error.filename}:{error.lineno}"
+        return f" at {error.filename}:{error.lineno}" if error.filename else ""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_machinery(frame.filename)]
     return f" at {own[-1].filename}:{own[-1].lineno} (`{own[-1].line}`)" if own else ""

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
-from autopar.documents.graph import Graph
+from autopar.documents.graph import Graph, Note
 from autopar.errors import CaptureError
 from autopar.tracer.assemble import assemble
 from autopar.tracer.blocks import BlockList, find_block_lists, only_two_run, stood_in
@@ -44,6 +46,7 @@ def capture(spec: Any, example_inputs: Any = None, *, seq_len: int | None = None
     with _training_defaults(compute):
         model = build_on_meta(source)
         lists = find_block_lists(model)
+        _check_inputs_follow_batch(source)
         sizes = ((BATCH, source.seq_len), (OTHER_BATCH, max(2, source.seq_len // 2)))
         first = analyse(_record(source, model, lists, *sizes[0]))
         try:
@@ -52,7 +55,17 @@ def capture(spec: Any, example_inputs: Any = None, *, seq_len: int | None = None
             # The model takes this length only (a window, a fixed grid): batch alone can then be told apart.
             sizes = (sizes[0], (OTHER_BATCH, source.seq_len))
             second = analyse(_record(source, model, lists, *sizes[1]))
-    return assemble(model, lists, first, second, sizes, str(compute).removeprefix("torch."), source.spec)
+    graph = assemble(model, lists, first, second, sizes, str(compute).removeprefix("torch."), source.spec)
+    return _with_assumption(graph) if source.assumed_seq_len else graph
+
+
+def _with_assumption(graph: Graph) -> Graph:
+    """The graph with a note that its sequence length is a guess, where anything depends on it."""
+    if all(atom.follows in (None, "batch") for atom in graph.indices):
+        return graph
+    message = f"sequences of {graph.captured.seq} tokens are assumed: give --seq-len, or SEQ_LEN in the model's file"
+    note = Note(kind="assumption", where="model", message=message)
+    return graph.model_copy(update={"notes": (note, *graph.notes)})
 
 
 def build_on_meta(source: Source) -> nn.Module:
@@ -67,11 +80,12 @@ def build_on_meta(source: Source) -> nn.Module:
                 raise
         with user_code(source.spec, "build_model()", way_out):
             model = source.build()
-    except Exception:
+    except (Exception, SystemExit):
         with user_code(source.spec, "build_model()"):
             raise
     if not isinstance(model, nn.Module):
         raise CaptureError(f"{source.spec}: build_model() returned {type(model).__name__}, expected a torch.nn.Module")
+    _check_modules(source, model)
     if next(model.parameters(), None) is None:
         raise CaptureError(f"{source.spec}: the model has no parameters: nothing to train")
     if any(not tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
@@ -81,6 +95,32 @@ def build_on_meta(source: Source) -> nn.Module:
         if getattr(module, "gradient_checkpointing", None) is True:
             module.gradient_checkpointing = False
     return model.train()
+
+
+def _check_modules(source: Source, model: nn.Module) -> None:
+    """Raise CaptureError for modules whose inside cannot be seen or is not there yet."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{source.spec}: module '{name}' is a torch.jit script, whose inside cannot be seen: return the plain module"
+            )
+        if any(is_lazy(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())):
+            raise CaptureError(
+                f"{source.spec}: module '{name}' ({type(module).__name__}) is lazy and has no sizes yet: give it its sizes, "
+                "or run one batch through it in build_model()"
+            )
+
+
+def _check_inputs_follow_batch(source: Source) -> None:
+    """Raise CaptureError where no tensor of the inputs grows with the batch: its sizes would be told apart wrongly."""
+    with torch.device("meta"):
+        made = [source.batch(batch, source.seq_len) for batch in (BATCH, OTHER_BATCH)]
+    shapes = [[tuple(leaf.shape) for leaf in tree_leaves(one) if isinstance(leaf, torch.Tensor)] for one in made]
+    if shapes[0] and shapes[0] == shapes[1]:
+        raise CaptureError(
+            f"{source.spec}: example_inputs(batch, seq) gives shapes {shapes[0][:4]} for {BATCH} and for {OTHER_BATCH} "
+            "sequences alike: use its `batch` (and `seq`) in the shapes"
+        )
 
 
 def _record(source: Source, model: nn.Module, lists: list[BlockList], batch: int, seq: int) -> Recording:
@@ -94,7 +134,7 @@ def _record(source: Source, model: nn.Module, lists: list[BlockList], batch: int
             source.loss_of(output, args, kwargs).backward()
     except CaptureError as error:
         raise CaptureError(_with_spec(source, str(error))) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CaptureError(_failure(source, model, recorder, error)) from None
     finally:
         model.zero_grad(set_to_none=True)
@@ -112,7 +152,7 @@ def _real_batch(source: Source, batch: int, seq: int) -> Any:
         return source.batch(batch, seq)
 
 
-def _failure(source: Source, model: nn.Module, recorder: Recorder | None, error: Exception) -> str:
+def _failure(source: Source, model: nn.Module, recorder: Recorder | None, error: BaseException) -> str:
     text = " ".join(str(error).split())[:300]
     if isinstance(error, TypeError) and "forward()" in text:
         return f"{source.spec}: example_inputs do not fit the model: {text}{source_line(error)}"
@@ -122,9 +162,9 @@ def _failure(source: Source, model: nn.Module, recorder: Recorder | None, error:
     operator = recorder.running if recorder else "none"
     return (
         f"{source.spec}: the training step cannot run on meta tensors: in {where}, operator {operator}"
-        f"{source_line(error)}: {type(error).__name__}: {text}. If values of activations decide what runs (.item(), "
-        ".numpy(), a mask that selects), write it without them; if an operator has no meta kernel, give it one "
-        "(torch.library.register_fake); or leave it out in a build_model() made for planning"
+        f"{source_line(error)}: {type(error).__name__}: {text}. If it runs on real tensors: where values of activations "
+        "decide what runs (.item(), .numpy(), a mask that selects), write it without them; where an operator has no meta "
+        "kernel, give it one (torch.library.register_fake); or leave it out in a build_model() made for planning"
     )
 
 

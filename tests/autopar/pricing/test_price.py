@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
+import torch
+from torch import nn
 
 from autopar.planner.sharding import divide
 from autopar.pricing import Setting, price_block, undivided
+from autopar.pricing.work import work_of
 from autopar.tracer import capture
 from hardware_profiles.profile import load_cluster
 from hardware_profiles.topology import Topology
@@ -119,3 +124,33 @@ def test_a_small_block_waits_for_the_host():
     setting = Setting(chip, "bf16", "eager", 1, Topology(CLUSTER).strided(1, 1), 16)
     found = price_block(small, BLOCK, undivided(BLOCK), setting, [1])[0]
     assert found.forward_overhead_seconds > 0
+
+
+@pytest.mark.parametrize("experts", [1, 8])
+def test_the_shape_of_every_matmul_multiplies_to_its_flops(graph, experts):
+    # 2 m n k b FLOPs, whatever the operator: grouped matmuls of a mixture of experts too, whatever their number.
+    found = graph if experts == 1 else capture(lambda: Experts(experts), hidden_states(64), seq_len=32)
+    sizes = {atom: float(size) for atom, size in found.sizes(2, 32).items()}
+    matmuls = 0
+    for block_class in found.block_classes:
+        for operator in block_class.operators:
+            work = work_of(block_class, operator, sizes, 2)
+            if work.kind == "matmul":
+                matmuls += 1
+                assert 2 * prod(size for _, size, _ in work.dims) == pytest.approx(work.flops)
+                assert {"m", "n", "k"} <= {letter for _, _, letter in work.dims}
+    assert matmuls >= 2
+
+
+class Experts(nn.Module):
+    """Rows in equal groups, one matrix a group."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, 64, 64))
+        self.experts = experts
+
+    def forward(self, x):
+        rows = x.flatten(0, 1)
+        ends = torch.arange(1, self.experts + 1, dtype=torch.int32) * (rows.shape[0] // self.experts)
+        return torch._grouped_mm(rows, self.weight, ends)
