@@ -65,6 +65,7 @@ class Topology:
         domain = cluster.fabric.nodes_per_domain if cluster.fabric.kind == "nvlink_domain" else None
         self.nodes_per_unit = domain or 1
         self._strided: dict[tuple[int, int], Group] = {}
+        self._neighbours: dict[int, Group] = {}
         self._starts: list[tuple[int, int]] = []
         first = node = 0
         for group in cluster.node_groups:
@@ -130,6 +131,32 @@ class Topology:
             for offset in offsets:
                 unlike.setdefault((block * span + offset) % period, block * span + offset)
         return unlike.values()
+
+    def neighbours(self, stride: int) -> Group:
+        """The two devices of the slowest send from one device to that `stride` further, all such sends running at once.
+
+        Pipeline stages that follow one another; unlike `strided(2, stride)`, which pairs devices off, every device has both
+        neighbours. Raises ProfileError where the devices do not hold two.
+        """
+        if not 1 <= stride < self.devices:
+            raise ProfileError(f"2 devices {stride} apart need {stride + 1}, but there are {self.devices}")
+        if stride not in self._neighbours:
+            pairs = (self.point_to_point(first, first + stride) for first in self._unlike_firsts(stride))
+            self._neighbours[stride] = max(pairs, key=_slowness)
+        return self._neighbours[stride]
+
+    def _unlike_firsts(self, stride: int) -> Iterable[int]:
+        """First devices of the pairs `stride` apart that may see different things."""
+        groups, firsts = self.cluster.node_groups, range(self.devices - stride)
+        if len(groups) > 1:
+            return firsts
+        unit = groups[0].devices_per_node * self.nodes_per_unit
+        leaf = groups[0].devices_per_node * (self.cluster.fabric.nodes_per_leaf or 1)
+        if groups[0].intra.kind != "nvswitch":
+            return firsts[: lcm(unit, leaf)]
+        # Below an NVSwitch all that counts is which edge of a node or leaf lies between the two, if any.
+        edges = (0, unit, leaf, self.devices // leaf * leaf)
+        return {first for edge in edges if (first := max(0, edge - stride)) in firsts}
 
     def point_to_point(self, first: int, second: int) -> Group:
         """The two devices of a send."""

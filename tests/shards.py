@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from autopar.documents.graph import LocalDim
-from autopar.tracer.indices import Analysis
+from autopar.tracer.indices import Analysis, local_dims
 from autopar.tracer.recording import OperatorRecord, Recording, Ref, TensorRecord
 from autopar.tracer.routing import device_kernels
 
@@ -283,6 +283,14 @@ def averages(step: Step) -> bool:
     return name == "mean" or (name in at and (args[at[name]] if len(args) > at[name] else 1) == 1)
 
 
+def weights_of(step: Step, results: list[list[torch.Tensor]]) -> list[Any]:
+    """The share of each shard's mean: rows whose label is ignored do not count."""
+    if "nll_loss" in step.record.name:
+        counted = sum(result[1] for result in results)
+        return [result[1] / counted for result in results]
+    return [1 / len(results)] * len(results)
+
+
 def mismatch(step: Step, local: LocalDim, shards: Shards) -> str | None:
     """What is wrong with dividing a parallel or summed dim; None where the shards together give the undivided result."""
     results = [run_shard(step, local, shards, shard) for shard in range(shards.count)]
@@ -295,8 +303,8 @@ def mismatch(step: Step, local: LocalDim, shards: Shards) -> str | None:
         elif local.role == "parallel":
             wanted = [expected] * shards.count
         else:
-            total = sum(part.to(expected.dtype) if part.dtype is not torch.bool else part for part in parts)
-            parts, wanted = [total / shards.count if number == 0 and averages(step) else total], [expected]
+            weights = weights_of(step, results) if number == 0 and averages(step) else [1.0] * shards.count
+            parts, wanted = [sum(part * weight for part, weight in zip(parts, weights, strict=True))], [expected]
         for part, goal in zip(parts, wanted, strict=True):
             if part.shape != goal.shape:
                 return f"write {number} has shape {tuple(part.shape)}, not {tuple(goal.shape)}"
@@ -317,3 +325,31 @@ def recorded(step: Callable[[], torch.Tensor], parameters: Any = ()) -> Run:
             (output if output.dim() == 0 else (output * torch.randn_like(output)).sum()).backward()
     recorder.note_gradients(parameters)
     return recorder.run
+
+
+RANDOM = ("native_dropout", "bernoulli", "rand", "randn", "randint", "rand_like", "randn_like", "normal_", "uniform_",
+          "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")  # fmt: skip
+"""Operators whose result is not the same twice."""
+
+
+def divide_everything(run: Run, found: Analysis, counts: tuple[int, ...] = (2, 3)) -> set[str]:
+    """Check every dim of every operator at the first count that divides it; the operators that were divided."""
+    ids = {tensor: tensor for tensor in run.recording.tensors}
+    seen = set()
+    for step in run.steps:
+        if step.record.name.split(".")[1] in RANDOM:
+            continue
+        for local in local_dims(found, step.record.id, ids):
+            positions = (*local.reads, *local.writes)
+            assert positions, step.record.name
+            if local.role == "whole":
+                continue
+            for count in counts:
+                try:
+                    wrong = mismatch(step, local, Shards(found, count))
+                except Indivisible:
+                    continue
+                assert wrong is None, (step.record, local, count, wrong)
+                seen.add(step.record.name.split(".")[1])
+                break
+    return seen

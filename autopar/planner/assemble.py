@@ -23,8 +23,9 @@ from autopar.documents.plan import (
 )
 from autopar.planner.bills import Holding
 from autopar.planner.case import Case, Model
+from autopar.planner.estimate import StageChoice, chunk_sizes
 from autopar.planner.placements import conversions, loss_is_parallel, placements, shares
-from autopar.planner.stages import Answer, StageChoice
+from autopar.planner.stages import Answer
 from autopar.pricing import RecomputePrice
 from autopar.version import __version__
 from cost_models.memory import RESERVE_FRACTION, activation_peak, communicator_bytes, context_bytes
@@ -148,10 +149,11 @@ class _Stages:
         """Per stage, per chunk: the layers first..end-1."""
         v, p = self.case.c.virtual_stages, self.case.c.pp
         runs: list[list[tuple[int, int]]] = [[] for _ in range(p)]
+        sizes = [chunk_sizes(count, self.case.pipeline, stage) for stage, count in enumerate(self.answer.counts)]
         first = 0
-        for _ in range(v):
+        for chunk in range(v):
             for stage in range(p):
-                end = first + self.answer.counts[stage] // v
+                end = first + sizes[stage][chunk]
                 runs[stage].append((first, end))
                 first = end
         return runs

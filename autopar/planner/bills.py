@@ -11,17 +11,19 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autopar.planner.columns import Column
 from autopar.planner.request import Request
 from autopar.planner.space import Configuration
 from cost_models.collectives import Kind, collective_seconds
 from cost_models.compute import element_bytes, pointwise_seconds
-from cost_models.in_flight import in_flight_by_chunk
+from cost_models.in_flight import Schedule, in_flight_by_chunk
 from cost_models.memory import (
     RESERVE_FRACTION,
     communicator_bytes,
     context_bytes,
-    in_flight,
     optimizer_traffic_bytes,
     state_bytes,
 )
@@ -34,7 +36,6 @@ REDUCE_BYTES = 4.0
 WORKSPACE_BYTES = 64 * 2**20
 """Matmul workspace (cuBLAS keeps 32 MiB a handle on Hopper) and kernels' scratch."""
 
-Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Known = dict[tuple[object, ...], float]
 """Prices already asked for: configurations of one search share most of theirs."""
 
@@ -84,20 +85,16 @@ class Bills:
         self.capacity, self.known = capacity, known
         self.overlap = overlap_fraction("dp")
 
-    def in_flight(self, stage: int) -> tuple[int, ...]:
-        """Micro-batches of each chunk at the fullest moment."""
-        c = self.c
-        return _in_flight(c.schedule, stage, c.pp, c.micro_batches, c.virtual_stages)
-
     def most_in_flight(self, stage: int) -> tuple[int, ...]:
         """Most micro-batches that each chunk has in flight, at whichever moment."""
         c = self.c
-        return _most_in_flight(c.schedule, stage, c.pp, c.micro_batches, c.virtual_stages)
+        counts = _in_flight(c.schedule, stage, c.pp, c.micro_batches, c.virtual_stages)
+        return tuple(int(count) for count in counts.max(axis=0))
 
-    def weight(self, stage: int) -> float:
-        """Kept micro-batches per block: chunks are equal, so their mean count counts for every block."""
-        counts = self.in_flight(stage)
-        return sum(counts) / len(counts)
+    def weight(self, stage: int, sizes: tuple[int, ...]) -> float:
+        """Kept micro-batches per block at the fullest moment, of a stage whose chunks hold `sizes` blocks that keep alike."""
+        c = self.c
+        return _fullest(c.schedule, stage, c.pp, c.micro_batches, sizes) / sum(sizes)
 
     @cached_property
     def outside(self) -> float:
@@ -152,27 +149,30 @@ class Bills:
         gathers: Literal["never", "once", "each_action"] = (
             "never" if self.c.zero == 0 else "each_action" if each else "once"
         )
-        late = self.c.zero < 2 or self.c.pp > 1
+        # Zero 2 over several micro-batches keeps whole gradients and reduces after the last (`cost_models.memory.held_as`).
+        late = self.c.zero < 2 or self.c.pp > 1 or (self.c.zero == 2 and self.c.micro_batches > 1)
         share = unit / parameters if parameters else 0.0
         gather = self._dp_seconds("all_gather", parameters * element_bytes(self.request.dtype)) if self.c.zero else 0.0
         reduce = self._dp_seconds("reduce_scatter" if self.c.zero else "all_reduce", parameters * REDUCE_BYTES)
         return DataParallel(gather, reduce, gathers, "once" if late else "each_backward", min(share, 1.0))
 
     def _dp_seconds(self, kind: Kind, bytes_: float) -> float:
-        return self._collective(kind, bytes_, self.c.dp, self.c.tp)
-
-    def _collective(self, kind: Kind, bytes_: float, size: int, stride: int) -> float:
-        key = (kind, bytes_, size, stride)
+        key = (kind, bytes_, self.c.dp, self.c.tp)
         if key not in self.known:
-            group = self.topology.strided(size, stride)
+            group = self.topology.strided(self.c.dp, self.c.tp)
             self.known[key] = float(collective_seconds(kind, bytes_, group, self.chip))
         return self.known[key]
 
     def send_seconds(self, bytes_: float) -> float:
-        """A hidden state to the next stage."""
+        """A hidden state to the next stage, where that is slowest."""
         if self.c.pp == 1:
             return 0.0
-        return self._collective("send", bytes_, 2, self.c.dp * self.c.tp)
+        stride = self.c.dp * self.c.tp
+        key = ("send", bytes_, stride)
+        if key not in self.known:
+            group = self.topology.neighbours(stride)
+            self.known[key] = float(collective_seconds("send", bytes_, group, self.chip))
+        return self.known[key]
 
     def per_micro_batch(self, forward: float, backward: float, dp: DataParallel) -> float:
         """Seconds of one forward and one backward, with what of the collectives in each does not hide behind it."""
@@ -204,16 +204,14 @@ class Bills:
 
 
 @cache
-def _in_flight(schedule: str, stage: int, stages: int, m: int, v: int) -> tuple[int, ...]:
-    assert schedule in ("gpipe", "1f1b", "interleaved")
-    return in_flight(schedule, stage, stages, m, v)  # type: ignore[arg-type]
+def _in_flight(schedule: Schedule, stage: int, stages: int, m: int, v: int) -> NDArray[np.int64]:
+    return in_flight_by_chunk(schedule, stage, stages, m, v)
 
 
 @cache
-def _most_in_flight(schedule: str, stage: int, stages: int, m: int, v: int) -> tuple[int, ...]:
-    assert schedule in ("gpipe", "1f1b", "interleaved")
-    counts = in_flight_by_chunk(schedule, stage, stages, m, v)  # type: ignore[arg-type]
-    return tuple(int(count) for count in counts.max(axis=0))
+def _fullest(schedule: Schedule, stage: int, stages: int, m: int, sizes: tuple[int, ...]) -> int:
+    """Blocks kept, each once per micro-batch, at the fullest moment."""
+    return int((_in_flight(schedule, stage, stages, m, len(sizes)) @ np.array(sizes)).max())
 
 
 def holding(columns: Sequence[tuple[Column, int]]) -> Holding:

@@ -1,19 +1,23 @@
 """A lower bound for every configuration, from sums alone: tens of thousands in a second.
 
-    step >= (m - 1/v) max(A, W*) + p A / v + E + 2 (p v - 1) s
+    step >= (m - 1/v) g(max(A, W*)) + p A / v + sends + U + b D
+    step >= (m - 1/v - 1) max(A, W*) + p A / v + sends + U + D
 
 A: work of all layers over p, with the share of dp collectives that nothing hides; W*: the least that the busiest
-stage can have when blocks are whole and come in multiples of the chunks; E: update and unhidden dp collectives of an
-average stage. Recompute counts at the cheapest entry of its menu. Every term is at most what the stages' own objective
-has (`stages.Pipeline`).
+stage can have when blocks are whole, one or more a chunk; g and sends as in `estimate`. Of an average stage, U: the update; D:
+what it gathers and reduces once a step, of which a share b hides behind nothing and the rest behind one forward and one backward
+at most. Recompute counts at the cheapest entry of its menu. Every term is at most what the stages' own objective has
+(`estimate.Pipeline`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from autopar.planner.bills import Bills
 from autopar.planner.case import Case, Model, Totals
+from autopar.planner.estimate import Pipeline
 from autopar.planner.space import Configuration
 
 
@@ -24,8 +28,17 @@ def by_bound(model: Model, space: Sequence[Configuration]) -> list[tuple[float, 
 
 
 def _simplicity(c: Configuration) -> tuple[int, ...]:
-    """Less pipeline, less tensor parallelism, fewer chunks, lower ZeRO."""
-    return (c.pp, c.tp, c.virtual_stages, c.zero, int(c.sp), c.micro_batch)
+    """Less pipeline, less tensor parallelism, fewer chunks, 1F1B before GPipe, lower ZeRO."""
+    return (c.pp, c.tp, c.virtual_stages, int(c.schedule == "gpipe"), c.zero, int(c.sp), c.micro_batch)
+
+
+class _DataParallel(NamedTuple):
+    """Seconds of collectives over dp, of the update, and the share of the former that nothing hides."""
+
+    per_action: float
+    per_step: float
+    update: float
+    bare: float
 
 
 class _Bounds:
@@ -34,30 +47,33 @@ class _Bounds:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.busiest: dict[tuple[int, bool, int, int, int], float] = {}
-        self.terms: dict[tuple[int, ...], tuple[float, float]] = {}
+        self.terms: dict[tuple[int, ...], _DataParallel] = {}
         self.sends: dict[tuple[int, ...], float] = {}
 
     def seconds(self, c: Configuration) -> float:
         """The bound of one configuration."""
-        totals = self.model.totals(c)
-        per_action, once = self._data_parallel(c, totals)
-        average = totals.work / c.pp + per_action
+        totals, dp = self.model.totals(c), self._data_parallel(c)
+        average = max(totals.work / c.pp + dp.per_action * dp.bare, dp.per_action)
         most = max(average, self._busiest(c, totals))
-        v = c.virtual_stages
-        return (c.micro_batches - 1 / v) * most + average * c.pp / v + once + 2 * (c.pp * v - 1) * self._send(c)
+        pipeline = Pipeline(c.pp, c.micro_batches, c.virtual_stages, self._send(c), c.schedule, totals.forward_share)
+        others = average * c.pp / c.virtual_stages + pipeline.sends_seconds + dp.update
+        bound = pipeline.rounds * pipeline.pace(most) + others + dp.per_step * dp.bare
+        if pipeline.rounds < 1:
+            return bound
+        # What runs once a step hides behind one forward and one backward of its stage, no more.
+        return max(bound, (pipeline.rounds - 1) * pipeline.pace(most, least=True) + others + dp.per_step)
 
-    def _data_parallel(self, c: Configuration, totals: Totals) -> tuple[float, float]:
-        """What of gathers and reductions nothing can hide: per micro-batch, and once a step with the update."""
-        key = (c.pp, c.tp, c.dp, c.zero)
+    def _data_parallel(self, c: Configuration) -> _DataParallel:
+        """Gathers and reductions of an average stage."""
+        key = (c.pp, c.tp, c.dp, c.zero, int(c.micro_batches > 1))
         if key not in self.terms:
             bills: Bills = Case(self.model, c).bills
-            each = totals.parameters / c.pp
+            each = self.model.totals(c).parameters / c.pp
             dp = bills.data_parallel(each, 0.0)
             per_action = 2 * dp.gather if dp.gathers == "each_action" else 0.0
             per_action += dp.reduce if dp.reduces == "each_backward" else 0.0
             per_step = (dp.gather if dp.gathers == "once" else 0.0) + (dp.reduce if dp.reduces == "once" else 0.0)
-            hidden = 1 - bills.overlap
-            self.terms[key] = per_action * hidden, bills.optimizer_seconds(each) + per_step * hidden
+            self.terms[key] = _DataParallel(per_action, per_step, bills.optimizer_seconds(each), 1 - bills.overlap)
         return self.terms[key]
 
     def _send(self, c: Configuration) -> float:
@@ -80,11 +96,11 @@ class _Bounds:
 
 
 def least_busiest(works: Sequence[float], stages: int, chunks: int) -> float:
-    """The least that the busiest stage can have: equal blocks between unequal ends, in multiples of `chunks` a stage."""
-    unit = works[1] * chunks
+    """The least that the busiest stage can have: equal blocks between unequal ends, `chunks` or more a stage."""
+    unit = works[1]
     first, last = works[0] - works[1], works[-1] - works[1]
     # The busiest stage is one of these sums: the smallest under which all blocks find room.
-    sums = sorted(end + count * unit for end in {first, last, 0.0} for count in range(1, len(works) // chunks + 1))
+    sums = sorted(end + count * unit for end in {first, last, 0.0} for count in range(chunks, len(works) + 1))
     low, high = 0, len(sums) - 1
     while low < high:
         middle = (low + high) // 2
@@ -97,6 +113,6 @@ def least_busiest(works: Sequence[float], stages: int, chunks: int) -> float:
 
 def _has_room(most: float, blocks: int, stages: int, chunks: int, unit: float, first: float, last: float) -> bool:
     limit = most * (1 + 1e-12)
-    if limit < unit + max(first, last, 0.0):
+    if limit < chunks * unit + max(first, last, 0.0):
         return False
-    return ((limit - first) // unit + (limit - last) // unit + (stages - 2) * (limit // unit)) * chunks >= blocks
+    return (limit - first) // unit + (limit - last) // unit + (stages - 2) * (limit // unit) >= blocks

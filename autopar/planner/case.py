@@ -10,10 +10,11 @@ from itertools import product
 from autopar.documents.graph import Graph
 from autopar.planner.bills import Bills, Holding, Known, holding
 from autopar.planner.columns import Column, Menu, best_mix, column, layers_of
+from autopar.planner.estimate import Pipeline, StageChoice, chunk_sizes
 from autopar.planner.pricelist import PriceList
 from autopar.planner.request import Request
 from autopar.planner.space import Configuration
-from autopar.planner.stages import Answer, Pipeline, StageChoice, solve_any, solve_equal
+from autopar.planner.stages import Answer, solve_any, solve_equal
 from hardware_profiles.chip import Chip
 from hardware_profiles.topology import Topology
 
@@ -33,6 +34,8 @@ class Totals:
 
     works: tuple[float, ...]
     parameters: float
+    forward_share: float
+    """Of all work."""
 
     @cached_property
     def work(self) -> float:
@@ -80,7 +83,9 @@ class Model:
         if key not in self._totals:
             kinds = [(layer.block_class, *layer.before, *layer.after) for layer in self.layers]
             each = {kind: self._layer(kind, c) for kind in set(kinds)}
-            self._totals[key] = Totals(tuple(each[kind][0] for kind in kinds), sum(each[kind][1] for kind in kinds))
+            works = tuple(each[kind][0] for kind in kinds)
+            forward = sum(self.column(name, c).forward for kind in kinds for name in kind)
+            self._totals[key] = Totals(works, sum(each[kind][1] for kind in kinds), forward / sum(works))
         return self._totals[key]
 
     def _layer(self, names: tuple[str, ...], c: Configuration) -> tuple[float, float]:
@@ -102,7 +107,9 @@ class Case:
     def pipeline(self) -> Pipeline:
         """The objective's constants."""
         hidden = self.column(self.model.layers[0].block_class).price.output_bytes
-        return Pipeline(self.c.pp, self.c.micro_batches, self.c.virtual_stages, self.bills.send_seconds(hidden))
+        c = self.c
+        send = self.bills.send_seconds(hidden)
+        return Pipeline(c.pp, c.micro_batches, c.virtual_stages, send, c.schedule, self.totals.forward_share)
 
     def column(self, class_name: str) -> Column:
         """A class under this configuration."""
@@ -126,9 +133,7 @@ class Case:
         blocks = len(self.model.layers)
         most = self.pipeline.most_work(limit, self.totals.work)
         if self.model.is_equal:
-            return solve_equal(self.pipeline, blocks, self.equal_choice, most, self.c.virtual_stages)
-        if self.c.virtual_stages > 1:
-            return None
+            return solve_equal(self.pipeline, blocks, self.equal_choice, most)
         return solve_any(self.pipeline, blocks, self.choice, most)
 
     def equal_choice(self, stage: int, k: int) -> StageChoice | None:
@@ -149,28 +154,37 @@ class Case:
         return tuple(name for layer in self.model.layers[first:end] for name in (*layer.before, *layer.after))
 
     def _choice(self, stage: int, counts: dict[str, int], ends: tuple[str, ...]) -> StageChoice | None:
-        weight = self.bills.weight(stage)
-        key = (weight, tuple(counts.items()), ends)
+        sizes = chunk_sizes(sum(counts.values()), self.pipeline, stage)
+        key = (self.bills.weight(stage, sizes), sizes, tuple(counts.items()), ends)
         if key not in self._choices:
-            self._choices[key] = self._make_choice(stage, weight, counts, ends)
+            self._choices[key] = self._make_choice(stage, sizes, counts, ends)
         return self._choices[key]
 
     def _make_choice(
-        self, stage: int, weight: float, counts: dict[str, int], ends: tuple[str, ...]
+        self, stage: int, sizes: tuple[int, ...], counts: dict[str, int], ends: tuple[str, ...]
     ) -> StageChoice | None:
         held = self.held(counts, ends)
         budget = self.bills.allocatable - self.bills.static(held) - self.ends_bytes(stage, ends)
-        mixed = self._mix(counts, budget, weight)
+        mixed = self._mix(counts, budget, self.bills.weight(stage, sizes))
         if mixed is None:
             return None
         extra, mix = mixed
         forward, backward = self.actions(counts, ends, extra)
         dp = self.bills.data_parallel(held.parameters, held.largest_unit)
-        return StageChoice(
-            self.bills.per_micro_batch(forward, backward, dp),
-            self.bills.once(forward, backward, dp, held.parameters),
-            mix,
-        )
+        work = self.bills.per_micro_batch(forward, backward, dp)
+        once = self.bills.once(forward, backward, dp, held.parameters)
+        return StageChoice(self._by_chunk(stage, sizes, work, ends), once, mix)
+
+    def _by_chunk(self, stage: int, sizes: tuple[int, ...], work: float, ends: Sequence[str]) -> tuple[float, ...]:
+        """A stage's work by chunk: blocks alike, embedding in the first and head in the last."""
+        at_ends = sum(self.column(name).forward + self.column(name).backward for name in ends)
+        place = len(sizes) - 1 if stage == self.c.pp - 1 else 0
+        each = (work - at_ends) / sum(sizes)
+        return tuple(each * size + (at_ends if chunk == place else 0.0) for chunk, size in enumerate(sizes))
+
+    def weight(self, stage: int, blocks: int) -> float:
+        """Kept micro-batches per block."""
+        return self.bills.weight(stage, chunk_sizes(blocks, self.pipeline, stage))
 
     def ends_bytes(self, stage: int, ends: Sequence[str]) -> float:
         """What embedding and head keep: at their own chunk's count of micro-batches (the first, the last)."""
@@ -201,7 +215,7 @@ class Case:
     ) -> tuple[float, tuple[tuple[str, tuple[int, ...]], ...]] | None:
         """Recompute of a stage: an exact mix for one class; for several, one entry for all blocks of a class.
 
-        Interleaved stages take one entry for all their blocks, so that chunks keep equal bytes and the count is exact.
+        Interleaved stages take one entry for all their blocks, so that what is kept follows from the chunks' sizes.
         """
         if len(counts) == 1 and self.c.virtual_stages == 1:
             ((name, count),) = counts.items()
@@ -236,7 +250,7 @@ class Case:
             ends = self.ends_of(first, end)
             terms = self.bills.states(self.held(counts, ends)) | {"workspace": self.held(counts, ends).workspace}
             leanest = sum(self.column(name).menu.saved_bytes[-1] * count for name, count in counts.items())
-            terms["activations"] = leanest * self.bills.weight(stage) + self.ends_bytes(stage, ends)
+            terms["activations"] = leanest * self.weight(stage, end - first) + self.ends_bytes(stage, ends)
             excess = sum(terms.values()) - self.bills.allocatable
             found.append(Shortfall(excess, stage, max(terms, key=lambda name: terms[name])))
         return max(found, key=lambda item: item.excess_bytes)

@@ -90,7 +90,9 @@ Ranked = list[tuple[float, Configuration]]
 
 def ranked(model: Model) -> Ranked:
     """Every configuration with its bound, least first."""
-    space = configurations(model.request, model.topology.devices, len(model.layers), model.prices.degrees())
+    space = configurations(
+        model.request, model.topology.devices, len(model.layers), model.prices.degrees(), model.is_equal
+    )
     return by_bound(model, space)
 
 
@@ -155,9 +157,9 @@ def certificate(model: Model, cases: Ranked, found: Found, started: float) -> Ce
     space["recompute"] = list(model.modes)
     space["tp_limit"] = model.topology.devices_in_reach
     space["stages"] = "any split of the blocks" + (
-        "; interleaved: a multiple of virtual_stages blocks a stage, one recompute entry for them"
+        "; interleaved: chunks of a stage equal but for one block, one recompute entry for them"
         if model.is_equal
-        else ""
+        else "; stages of several classes: one recompute entry for each class"
     )
     if found.interrupted:
         space["stopped"] = found.interrupted
@@ -170,7 +172,7 @@ def certificate(model: Model, cases: Ranked, found: Found, started: float) -> Ce
         infeasible=found.infeasible,
         bound_seconds=bound,
         gap=max(0.0, found.limit / bound - 1),
-        solver=solver_name(),
+        solver=f"dynamic programme, {solver_name()}",
         search_seconds=time.perf_counter() - started,
     )
 

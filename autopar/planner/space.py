@@ -1,7 +1,7 @@
 """The configurations: every legal (pp, tp, sp, dp, micro-batch, schedule, virtual stages, ZeRO) of a request.
 
-Degrees are any divisors. 1F1B wherever it is legal, GPipe where it is not (fewer micro-batches than stages) or where fixed: they
-take equal time and 1F1B keeps less. Interleaved with every number of chunks that leaves each one block or more.
+Degrees are any divisors. 1F1B wherever it is legal; GPipe under every pipeline: it keeps more, but hides its sends. Interleaved
+with every number of chunks that leaves each one block or more, where all blocks are of one class.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 from autopar.errors import RequestError
 from autopar.legality import Choices, problems
 from autopar.planner.request import Request
+from cost_models.in_flight import Schedule
 
 
 class Configuration(NamedTuple):
@@ -23,15 +24,17 @@ class Configuration(NamedTuple):
     dp: int
     micro_batch: int
     micro_batches: int
-    schedule: str
+    schedule: Schedule
     virtual_stages: int
     zero: int
 
 
 def configurations(
-    request: Request, devices: int, blocks: int, tp_degrees: dict[int, tuple[bool, ...]]
+    request: Request, devices: int, blocks: int, tp_degrees: dict[int, tuple[bool, ...]], is_equal: bool = True
 ) -> list[Configuration]:
     """Every legal configuration; `tp_degrees`: degree -> which of sp (False, True) the model's division allows.
+
+    `is_equal`: whether all blocks are of one class.
 
     Raises RequestError, with the arithmetic, when what is fixed leaves none.
     """
@@ -41,10 +44,16 @@ def configurations(
         for sp in tp_degrees[tp]
         if request.allows("sp", int(sp)) and not (sp and "sp" in request.forbidden)
         for micro_batch, m in _micro_batches(request, dp)
-        for schedule, v in _schedules(request, pp, m, blocks)
+        for schedule, v in _schedules(request, pp, m, blocks if is_equal else pp)
         for zero in _zeros(request, dp)
     ]
     if not found:
+        chunks = request.value("virtual_stages") or 1
+        if not is_equal and (request.fixed.get("schedule") == "interleaved" or chunks > 1):
+            raise RequestError(
+                "schedule=interleaved: this version interleaves blocks of one class only, and this model's blocks differ; "
+                "use 1f1b or gpipe"
+            )
         raise RequestError(_why_none(request, devices, blocks, tuple(tp_degrees)))
     return found
 
@@ -81,15 +90,17 @@ def _micro_batches(request: Request, dp: int) -> Iterator[tuple[int, int]]:
             yield micro_batch, each // micro_batch
 
 
-def _schedules(request: Request, pp: int, m: int, blocks: int) -> Iterator[tuple[str, int]]:
-    if request.allows("virtual_stages", 1):
-        one = request.fixed.get("schedule", "1f1b" if m >= pp else "gpipe")
-        if one in ("1f1b", "gpipe") and (one == "gpipe" or m >= pp) and one not in request.forbidden:
-            yield str(one), 1
-    if pp > 1 and m % pp == 0 and request.allows("schedule", "interleaved") and "interleaved" not in request.forbidden:
-        for v in range(2, blocks // pp + 1):
-            if request.allows("virtual_stages", v):
-                yield "interleaved", v
+def _schedules(request: Request, pp: int, m: int, blocks: int) -> Iterator[tuple[Schedule, int]]:
+    offered: list[tuple[Schedule, int]] = []
+    if m >= pp:
+        offered.append(("1f1b", 1))
+    if pp > 1 or request.fixed.get("schedule") == "gpipe":
+        offered.append(("gpipe", 1))
+    if pp > 1 and m % pp == 0:
+        offered += [("interleaved", v) for v in range(2, blocks // pp + 1)]
+    for name, v in offered:
+        if request.allows("schedule", name) and request.allows("virtual_stages", v) and name not in request.forbidden:
+            yield name, v
 
 
 def _zeros(request: Request, dp: int) -> Iterator[int]:

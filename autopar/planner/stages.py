@@ -1,15 +1,9 @@
-"""L2: which blocks each stage holds.
+"""L2: which blocks each stage holds, so that the step of `estimate` is least. Every answer is exact.
 
-    step = (m - 1/v) max_i W_i + (1/v) sum_i W_i + max_i E_i + 2 (p v - 1) s
-
-W_i: seconds of stage i per micro-batch (forward, backward, recompute, exposed collectives; all its chunks, embedding and
-head included); E_i: once a step (exposed gradient reduction and parameter gather, optimizer); s: a send; m micro-batches,
-v chunks per stage. For equal stages this is the closed form of 1F1B and of the interleaved schedule (Narayanan et al.,
-arXiv 2104.04473).
-
-`solve_equal`: blocks of one class: the pattern ILP, y[i, k] = 1 where stage i takes k blocks. `solve_any`: contiguous
-intervals of unlike blocks: an exact search over thresholds on W and E with a dynamic programme inside. Both minimise
-exactly `step`.
+One chunk a stage: thresholds on the largest W and the largest E, in rising order, with a dynamic programme for the least sum
+inside; `solve_equal` for blocks of one class, `solve_any` for contiguous intervals of unlike ones. Several chunks a stage couple
+through every chunk's slowest stage: `solve_equal` then solves the pattern ILP, y[i, k] = 1 where stage i takes k blocks. For one
+chunk both find the same (tested); the thresholds take about a fiftieth of the time.
 """
 
 from __future__ import annotations
@@ -20,17 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import pulp
 
+from autopar.planner.estimate import Pipeline, StageChoice
 from autopar.planner.solver import solve
-
-
-@dataclass(frozen=True)
-class StageChoice:
-    """A stage with given blocks: seconds per micro-batch, seconds per step, extra seconds of its recompute mix, and the mix."""
-
-    work: float
-    once: float
-    mix: tuple[tuple[str, tuple[int, ...]], ...]
-    """Class -> how many of its blocks take each entry of the class's menu."""
 
 
 @dataclass(frozen=True)
@@ -41,78 +26,81 @@ class Answer:
     step_seconds: float
 
 
-@dataclass(frozen=True)
-class Pipeline:
-    """The numbers of a configuration that the objective needs."""
-
-    stages: int
-    micro_batches: int
-    virtual_stages: int
-    send_seconds: float
-
-    @property
-    def fill_seconds(self) -> float:
-        """Sends that nothing hides: of the first micro-batch down all chunks, and of the last gradient back."""
-        return 2 * (self.stages * self.virtual_stages - 1) * self.send_seconds
-
-    def step_seconds(self, works: Sequence[float], onces: Sequence[float]) -> float:
-        """The objective."""
-        v = self.virtual_stages
-        return (self.micro_batches - 1 / v) * max(works) + sum(works) / v + max(onces) + self.fill_seconds
-
-    def most_work(self, limit: float, least_total: float) -> float:
-        """W beyond which no stage may go if the step is to stay below `limit`; `least_total` bounds sum W from below."""
-        v = self.virtual_stages
-        free = limit - least_total / v - self.fill_seconds
-        return free / (self.micro_batches - 1 / v) if self.micro_batches > 1 / v else float("inf")
-
-
 def solve_equal(
-    pipeline: Pipeline, blocks: int, choice: Callable[[int, int], StageChoice | None], most_work: float, step: int = 1
+    pipeline: Pipeline, blocks: int, choice: Callable[[int, int], StageChoice | None], most_work: float
 ) -> Answer | None:
-    """Counts per stage for `blocks` equal blocks, each a multiple of `step`; None where no stage assignment fits.
+    """Counts per stage for `blocks` equal blocks, one or more a chunk; None where no stage assignment fits.
 
     `choice(stage, k)` is None where k blocks do not fit the stage. `most_work` cuts stages that could not win.
     """
-    table = _columns(pipeline.stages, blocks, choice, most_work, step)
+    table = _columns(pipeline.stages, blocks, choice, most_work, pipeline.virtual_stages)
     if table is None:
         return None
-    if pipeline.stages == 1:
-        return (
-            Answer((blocks,), pipeline.step_seconds([table[0][blocks].work], [table[0][blocks].once]))
-            if blocks in table[0]
-            else None
-        )
-    table = _competitive(pipeline, blocks, table, step)
+    table = _competitive(pipeline, blocks, table)
     if table is None:
         return None
+    return (
+        by_thresholds(pipeline, blocks, table)
+        if pipeline.virtual_stages == 1
+        else by_programme(pipeline, blocks, table)
+    )
+
+
+Table = list[dict[int, StageChoice]]
+"""Per stage, number of blocks -> what they cost there."""
+
+
+def by_thresholds(pipeline: Pipeline, blocks: int, table: Table) -> Answer | None:
+    """The best counts where every stage has one chunk."""
+    works = np.full((pipeline.stages, blocks + 1, blocks + 1), np.inf)
+    onces = np.full_like(works, np.inf)
+    for stage, column in enumerate(table):
+        for k, choice in column.items():
+            firsts = np.arange(blocks + 1 - k) if stage else np.array([0])
+            works[stage, firsts, firsts + k], onces[stage, firsts, firsts + k] = choice.work, choice.once
+    return _search_thresholds(pipeline, works, onces)
+
+
+def by_programme(pipeline: Pipeline, blocks: int, table: Table) -> Answer | None:
+    """The best counts by the pattern ILP, for any number of chunks."""
     problem = pulp.LpProblem("stages", pulp.LpMinimize)
-    slowest, latest = pulp.LpVariable("slowest", lowBound=0), pulp.LpVariable("latest", lowBound=0)
+    pace, latest = (pulp.LpVariable(name, lowBound=0) for name in ("pace", "latest"))
+    slowest = [pulp.LpVariable(f"slowest_{c}", lowBound=0) for c in range(pipeline.virtual_stages)]
     take = {(i, k): pulp.LpVariable(f"y_{i}_{k}", cat="Binary") for i, column in enumerate(table) for k in column}
-    v = pipeline.virtual_stages
-    objective = [(take[i, k], table[i][k].work / v) for i, k in take]
-    problem += pulp.LpAffineExpression([*objective, (slowest, pipeline.micro_batches - 1 / v), (latest, 1)])
+    objective = [(take[i, k], table[i][k].work / pipeline.virtual_stages) for i, k in take]
+    problem += pulp.LpAffineExpression([*objective, (pace, pipeline.rounds), (latest, 1)])
+    for slope, constant in pipeline.pace_lines:
+        problem += pulp.LpAffineExpression([(chunk, slope) for chunk in slowest], constant) <= pace
     for i, column in enumerate(table):
         problem += pulp.LpAffineExpression([(take[i, k], 1) for k in column]) == 1
-        problem += pulp.LpAffineExpression([(take[i, k], column[k].work) for k in column]) <= slowest
+        for c, chunk in enumerate(slowest):
+            problem += pulp.LpAffineExpression([(take[i, k], column[k].chunks[c]) for k in column]) <= chunk
         problem += pulp.LpAffineExpression([(take[i, k], column[k].once) for k in column]) <= latest
     problem += pulp.LpAffineExpression([(take[i, k], k) for i, k in take]) == blocks
+    for i in range(1, len(table)):
+        if table[i] == table[i - 1]:
+            # Stages that cost alike may change places: of two such, the first takes no fewer.
+            both = [(take[i - 1, k], k) for k in table[i - 1]] + [(take[i, k], -k) for k in table[i]]
+            problem += pulp.LpAffineExpression(both) >= 0
     if solve(problem).status != "optimal":
         return None
     counts = tuple(max(column, key=lambda k: take[i, k].value() or 0.0) for i, column in enumerate(table))
     # Solvers read and write a few digits: the step is worked out again from the table.
-    chosen = [table[i][k] for i, k in enumerate(counts)]
-    return Answer(counts, pipeline.step_seconds([c.work for c in chosen], [c.once for c in chosen]))
+    return Answer(counts, _step_seconds(pipeline, [table[i][k] for i, k in enumerate(counts)]))
+
+
+def _step_seconds(pipeline: Pipeline, chosen: Sequence[StageChoice]) -> float:
+    return pipeline.step_seconds([choice.chunks for choice in chosen], max(choice.once for choice in chosen))
 
 
 def _columns(
-    stages: int, blocks: int, choice: Callable[[int, int], StageChoice | None], most_work: float, step: int
-) -> list[dict[int, StageChoice]] | None:
+    stages: int, blocks: int, choice: Callable[[int, int], StageChoice | None], most_work: float, least: int
+) -> Table | None:
     """Per stage, k -> choice; work grows with k, so a stage's list ends at the first that is too slow or too large."""
     table = []
     for stage in range(stages):
         column: dict[int, StageChoice] = {}
-        for k in range(step, blocks - step * (stages - 1) + 1, step):
+        for k in range(least, blocks - least * (stages - 1) + 1):
             found = choice(stage, k)
             if found is None or found.work > most_work:
                 break
@@ -123,9 +111,7 @@ def _columns(
     return table
 
 
-def _competitive(
-    pipeline: Pipeline, blocks: int, table: list[dict[int, StageChoice]], step: int
-) -> list[dict[int, StageChoice]] | None:
+def _competitive(pipeline: Pipeline, blocks: int, table: Table) -> Table | None:
     """The columns that an optimum may use: those no slower than a good answer allows, with room for all blocks.
 
     The good answer: the least W under which all blocks find room, stages filled up to it. What is cut cannot be optimal.
@@ -142,16 +128,16 @@ def _competitive(
             high = middle
     counts = [max(k for k, choice in column.items() if choice.work <= works[low]) for column in table]
     while sum(counts) > blocks:
-        slowest = max((i for i, k in enumerate(counts) if k > step), key=lambda i: table[i][counts[i]].work)
-        counts[slowest] -= step
+        slowest = max((i for i, k in enumerate(counts) if k - 1 in table[i]), key=lambda i: table[i][counts[i]].work)
+        counts[slowest] -= 1
     chosen = [column[k] for column, k in zip(table, counts, strict=True)]
-    good = pipeline.step_seconds([choice.work for choice in chosen], [choice.once for choice in chosen])
+    good = _step_seconds(pipeline, chosen)
     least = sum(min(choice.work for choice in column.values()) for column in table)
     # Work per block is the same on every stage but for recompute, so the total is at least what the leanest blocks cost.
     each = min(
-        (column[k].work - column[k - step].work for column in table for k in column if k - step in column), default=0.0
+        (column[k].work - column[k - 1].work for column in table for k in column if k - 1 in column), default=0.0
     )
-    least += each * (blocks - sum(min(column) for column in table)) / step
+    least += each * (blocks - sum(min(column) for column in table))
     most = pipeline.most_work(good, least) * (1 + 1e-9)
     kept = [{k: choice for k, choice in column.items() if choice.work <= most} for column in table]
     largest = [max(column) for column in kept]
@@ -159,7 +145,7 @@ def _competitive(
     return [{k: choice for k, choice in column.items() if k >= max(column) - spare} for column in kept]
 
 
-def _room(table: list[dict[int, StageChoice]], limit: float) -> int:
+def _room(table: Table, limit: float) -> int:
     """Most blocks that fit with every stage's work at most `limit`; none where a stage can take no block."""
     total = 0
     for column in table:
@@ -200,18 +186,18 @@ def _search_thresholds(pipeline: Pipeline, works: np.ndarray, onces: np.ndarray)
             return best
         path, value = found
         latest = max(onces[i, a, b] for i, (a, b) in enumerate(path))
-        step = value + latest + pipeline.fill_seconds
+        step = value + latest + pipeline.sends_seconds
         if best is None or step < best.step_seconds:
             best = Answer(tuple(b - a for a, b in path), step)
         smaller = onces[(onces < latest) & np.isfinite(onces)]
-        if not smaller.size or value + smaller.min() + pipeline.fill_seconds >= best.step_seconds:
+        if not smaller.size or value + smaller.min() + pipeline.sends_seconds >= best.step_seconds:
             return best
         limit = smaller.max()
 
 
 def _best_work(pipeline: Pipeline, works: np.ndarray) -> tuple[list[tuple[int, int]], float] | None:
-    """Least ``(m - 1/v) max W + sum W / v``: thresholds on max W in rising order, until the sum cannot make up for them."""
-    v, m = pipeline.virtual_stages, pipeline.micro_batches
+    """Least ``(m - 1/v) g(max W) + sum W / v``: thresholds on max W in rising order, until the sum cannot make up for them."""
+    v = pipeline.virtual_stages
     least = _path(works, np.inf)
     if least is None:
         return None
@@ -225,13 +211,13 @@ def _best_work(pipeline: Pipeline, works: np.ndarray) -> tuple[list[tuple[int, i
             high = middle
     best: tuple[list[tuple[int, int]], float] | None = None
     for threshold in values[low:]:
-        if best is not None and (m - 1 / v) * threshold + least[1] / v >= best[1]:
+        if best is not None and pipeline.rounds * pipeline.pace(float(threshold)) + least[1] / v >= best[1]:
             break
         found = _path(works, threshold)
         assert found is not None
         path, total = found
         slowest = max(works[i, a, b] for i, (a, b) in enumerate(path))
-        value = (m - 1 / v) * slowest + total / v
+        value = pipeline.rounds * pipeline.pace(float(slowest)) + total / v
         if best is None or value < best[1]:
             best = (path, float(value))
     return best

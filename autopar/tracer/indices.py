@@ -6,40 +6,17 @@ the indices of the model. Letters become operator-local dims once all splits are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from difflib import SequenceMatcher
-from math import prod
 from typing import Literal
 
 from autopar.documents.graph import Atom, Composite, LocalDim, Note, Position, Term
-from autopar.tracer.atoms import Dim, Node, fresh, leaves, unify
+from autopar.tracer.atoms import Node, fresh, unify
 from autopar.tracer.recording import OperatorRecord, Recording
 from autopar.tracer.rules import Context, Letter, Place, Role, Rule, base_name, find_rule
+from autopar.tracer.segments import Analysis, Spots, cut_spots, find_segments, join, segment_spots
 
-
-@dataclass
-class Analysis:
-    """A recording with its indices found."""
-
-    recording: Recording
-    dims: dict[int, list[Dim]] = field(default_factory=dict)
-    rules: list[Rule] = field(default_factory=list)
-    segments: dict[Node, list[Place]] = field(default_factory=dict)
-    without_rule: dict[str, str] = field(default_factory=dict)
-    """aten name -> module where it was first met."""
-
-    def atoms_of(self, tensor: int) -> list[list[Node]]:
-        """Leaves of every dim."""
-        return [leaves(dim) for dim in self.dims[tensor]]
-
-    def at(self, place: Place) -> list[Node]:
-        """Leaves of one dim."""
-        return leaves(self.dims[place[0]][place[1]])
-
-    def lengths(self, places: list[Place]) -> list[int]:
-        """Sizes of dims."""
-        return [self.recording.tensors[tensor].shape[dim] for tensor, dim in places]
+__all__ = ["Analysis", "AtomTable", "analyse", "flop_terms", "local_dims", "name_followers"]
 
 
 def analyse(recording: Recording) -> Analysis:
@@ -52,7 +29,7 @@ def analyse(recording: Recording) -> Analysis:
     for parameter, gradient in recording.gradients.items():
         for own, other in zip(found.dims[parameter], found.dims[gradient], strict=True):
             unify(own, other)
-    _find_segments(found)
+    find_segments(found)
     return found
 
 
@@ -64,78 +41,16 @@ def _apply(found: Analysis, operator: OperatorRecord) -> Rule:
         return _whole(found.recording, operator)
     rule = function(Context(found.recording, operator))
     for letter in rule.letters:
-        _join(found, letter.places)
+        join(found, letter.places)
     for read, write in rule.views:
         flat = [[node for dim in found.dims[tensor] for node in dim] for tensor in (read, write)]
         unify(*flat)
     if rule.heads is not None:
         heads, groups, repeat = rule.heads
-        _join(found, heads)
-        _join(found, groups)
+        join(found, heads)
+        join(found, groups)
         unify(found.dims[heads[0][0]][heads[0][1]], (*found.dims[groups[0][0]][groups[0][1]], *fresh(repeat)))
     return rule
-
-
-def _join(found: Analysis, places: list[Place]) -> None:
-    first, *others = places or [(-1, -1)]
-    for tensor, dim in others:
-        unify(found.dims[first[0]][first[1]], found.dims[tensor][dim])
-
-
-def _find_segments(found: Analysis) -> None:
-    """Which atoms concatenate parts. One atom has one set of parts: where others have the same lengths, they are the same.
-
-    Where views cut the dim as well, equal parts are its inner atoms.
-    """
-    joints = [joint for rule in found.rules for joint in rule.segments] + list(_tilings(found))
-    for _ in range(2):  # what the first pass joins may be a dim that the second looks at
-        found.segments = {}
-        for whole, parts in joints:
-            nodes = found.at(whole)
-            if len(nodes) == 1:
-                known = found.segments.setdefault(nodes[0], parts)
-                if found.lengths(known) == found.lengths(parts):
-                    _join_all(found, known, parts)
-            elif nodes and all(length == prod(node.size for node in nodes[1:]) for length in found.lengths(parts)):
-                for tensor, dim in parts:
-                    unify(found.dims[tensor][dim], nodes[1:])
-        for rule in found.rules:
-            if rule.cut is not None and (same := _part_of(found, rule.cut)) is not None:
-                _join(found, [same, rule.cut[1]])
-    found.segments = {node: parts for node, parts in found.segments.items() if leaves([node]) == [node]}
-
-
-def _tilings(found: Analysis) -> Iterator[tuple[Place, list[Place]]]:
-    """Ranges of one dim that together make it up, each once: fused projections taken apart by slices."""
-    cuts: dict[Place, dict[int, Place]] = {}
-    for rule, operator in zip(found.rules, found.recording.operators, strict=True):
-        if rule.cut is not None and rule.cut[0][0] in operator.reads:
-            whole, part, start = rule.cut
-            cuts.setdefault(whole, {}).setdefault(start, part)
-    for whole, parts in cuts.items():
-        starts = sorted(parts)
-        lengths = found.lengths([parts[start] for start in starts])
-        if starts == [sum(lengths[:number]) for number in range(len(starts))] and [sum(lengths)] == found.lengths(
-            [whole]
-        ):
-            yield whole, [parts[start] for start in starts]
-
-
-def _part_of(found: Analysis, cut: tuple[Place, Place, int]) -> Place | None:
-    """The part of a concatenated dim that a range is."""
-    whole, part, start = cut
-    nodes = found.at(whole)
-    parts = found.segments.get(nodes[0], []) if len(nodes) == 1 else []
-    lengths = found.lengths(parts)
-    for number, known in enumerate(parts):
-        if sum(lengths[:number]) == start and found.lengths([part]) == [lengths[number]]:
-            return known
-    return None
-
-
-def _join_all(found: Analysis, first: list[Place], second: list[Place]) -> None:
-    for one, other in zip(first, second, strict=True):
-        _join(found, [one, other])
 
 
 def _whole(recording: Recording, operator: OperatorRecord) -> Rule:
@@ -235,7 +150,7 @@ def local_dims(found: Analysis, number: int, ids: Mapping[int, int]) -> tuple[Lo
     reads, writes = {ids[tensor] for tensor in operator.reads}, {ids[tensor] for tensor in operator.writes}
     result: list[LocalDim] = []
 
-    def add(role: Role, positions: list[tuple[int, int, int]], composites: tuple[Composite, ...] = ()) -> None:
+    def add(role: Role, positions: Spots, composites: tuple[Composite, ...] = ()) -> None:
         spots = [Position(tensor=ids[t], dim=d, atom=a) for t, d, a in dict.fromkeys(positions)]
         result.append(
             LocalDim(
@@ -268,55 +183,19 @@ def local_dims(found: Analysis, number: int, ids: Mapping[int, int]) -> tuple[Lo
             role: Role = "parallel" if held.issuperset(operator.writes) else "summed"
             add(role, positions, replicated if atom == 0 and len(found.at(heads[0])) > inner else ())
     for whole, parts in rule.segments:
-        for part_role, positions in _segment_spots(found, whole, parts):
+        for part_role, positions in segment_spots(found, whole, parts):
             add(part_role, positions)
     if rule.cut is not None:
-        for part_role, positions in _cut_spots(found, rule.cut):
+        for part_role, positions in cut_spots(found, rule.cut):
             add(part_role, positions)
     return tuple(result)
-
-
-Spots = list[tuple[int, int, int]]
-
-
-def _segment_spots(found: Analysis, whole: Place, parts: list[Place]) -> Iterator[tuple[Role, Spots]]:
-    """Each part is divided on its own, where the dim is one atom that all operators cut alike.
-
-    Where views cut it too, parts hold its inner atoms. What fits neither stays whole.
-    """
-    nodes, cut = found.at(whole), [found.at(part) for part in parts]
-    if len(nodes) == 1 and all(cut) and cut == [found.at(part) for part in found.segments[nodes[0]]]:
-        yield "parallel", [(*whole, 0), *((*part, 0) for part in parts)]
-    elif len(nodes) > 1 and all(one == nodes[1:] for one in cut):
-        yield "whole", [(*whole, 0)]
-        for atom in range(len(nodes) - 1):
-            yield "parallel", [(*whole, atom + 1), *((*part, atom) for part in parts)]
-    else:
-        yield from _whole_spots(found, whole, *parts)
-
-
-def _cut_spots(found: Analysis, cut: tuple[Place, Place, int]) -> Iterator[tuple[Role, Spots]]:
-    """A range that is one of the parts of its dim is divided with them; any other is whole."""
-    whole, part, _ = cut
-    known = _part_of(found, cut)
-    parts = found.segments[found.at(whole)[0]] if known is not None else []
-    if known is not None and found.at(known) == found.at(part) and all(found.at(one) for one in parts):
-        yield "parallel", [(*whole, 0), (*part, 0)]
-    else:
-        yield from _whole_spots(found, whole, part)
-
-
-def _whole_spots(found: Analysis, *places: Place) -> Iterator[tuple[Role, Spots]]:
-    for place in places:
-        for atom in range(len(found.at(place))):
-            yield "whole", [(*place, atom)]
 
 
 def _letter_name(number: int) -> str:
     return "abcdefghijklmnopqrstuvwxyz"[number % 26] + ("" if number < 26 else str(number // 26))
 
 
-def _positions(found: Analysis, places: list[Place]) -> list[list[tuple[int, int, int]]]:
+def _positions(found: Analysis, places: list[Place]) -> list[Spots]:
     """Per atom of a letter, where it stands; places whose atoms differ from the first's are left out."""
     if not places:
         return []
@@ -325,7 +204,7 @@ def _positions(found: Analysis, places: list[Place]) -> list[list[tuple[int, int
     return [[(tensor, dim, atom) for tensor, dim in equal] for atom in range(len(reference))]
 
 
-def _row_major(found: Analysis, read: int, write: int) -> list[list[tuple[int, int, int]]]:
+def _row_major(found: Analysis, read: int, write: int) -> list[Spots]:
     spots = [
         [
             (node, (tensor, dim, atom))

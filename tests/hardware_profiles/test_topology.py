@@ -382,3 +382,21 @@ def test_the_largest_cluster_answers_from_counts_without_its_graph():
     assert topology.strided(2048, 8).nodes == 2048
     assert "graph" not in vars(topology)
     assert topology.strided(2048, 8) is topology.strided(2048, 8)
+
+
+def test_stages_that_follow_one_another_see_their_slowest_hop():
+    # Stages of 4 devices in nodes of 8: every second hop leaves the node.
+    assert Topology(load_cluster("a100x64")).strided(2, 4).nodes == 1
+    assert Topology(load_cluster("a100x64")).neighbours(4).nodes == 2
+
+
+@pytest.mark.parametrize("name", ["a100x64", "h100x64", "h100x512", "l40sx8", "mi300xx8", "gb200x72"])
+@pytest.mark.parametrize("stride", [1, 3, 4, 7])
+def test_no_hop_is_slower_than_the_neighbours_answer(name, stride):
+    topology = Topology(load_cluster(name))
+    slowest = topology.neighbours(stride)
+    for first in range(topology.devices - stride):
+        hop = topology.point_to_point(first, first + stride)
+        assert hop.nodes <= slowest.nodes
+        if hop.nodes == slowest.nodes > 1:
+            assert hop.inter_bytes_per_second >= slowest.inter_bytes_per_second

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autopar.tracer.recording import Ref
-from autopar.tracer.rules.base import Context, Letter, Place, Rule, divided, rule
+from autopar.tracer.rules.base import Composites, Context, Letter, Place, Rule, base, divided, rule
 
 Places = dict[str, list[Place]]
 """b, h: batch and query heads; s, t: query and key positions; d, e: head dims of q and k, and of v."""
@@ -22,7 +22,9 @@ def attention(c: Context) -> Rule:
     places = _letters(q, k, v)
     _add(places, {"b": [(o, 0), (lse, 0)], "h": [(o, 1), (lse, 1)], "s": [(o, 2), (lse, 2)], "e": [(o, 3)]})
     _mask_places(c, places, c.arg(3))
-    return _attention_rule(c, places, (q, k, v), (k, v), backward=False)
+    keys = _collectives("forward", all_gather=(k, v))
+    exchange = _collectives("forward", all_to_all=(q, k, v, o))
+    return _attention_rule(c, places, (q, k, v), (k, v), (("all_gather_kv", keys), ("ulysses", exchange)))
 
 
 @rule("autopar.attention_backward")
@@ -41,7 +43,14 @@ def attention_backward(c: Context) -> Rule:
     }
     _add(places, more)
     _mask_places(c, places, c.arg(6), *dmask)
-    return _attention_rule(c, places, (q, k, v), (k, v, dk, dv), backward=True)
+    keys = _collectives("backward", all_gather=(k, v), reduce_scatter=(dk, dv))
+    exchange = _collectives("backward", all_to_all=(grad, dq, dk, dv))
+    divisions = (("all_gather_kv", keys), ("ulysses", exchange))
+    return _attention_rule(c, places, (q, k, v), (k, v, dk, dv), divisions)
+
+
+def _collectives(phase: str, **tensors: tuple[int, ...]) -> tuple[tuple[str, str, int], ...]:
+    return tuple((phase, kind, tensor) for kind, several in tensors.items() for tensor in several)
 
 
 def _add(places: Places, more: Places) -> None:
@@ -61,17 +70,16 @@ def _mask_places(c: Context, places: Places, mask: object, *gradient: int) -> No
 
 
 def _attention_rule(
-    c: Context, places: Places, qkv: tuple[int, int, int], grouped: tuple[int, ...], backward: bool
+    c: Context, places: Places, qkv: tuple[int, int, int], grouped: tuple[int, ...], divisions: Composites
 ) -> Rule:
     """Heads and batch are divided; positions by a composite: keys and values gathered, or heads exchanged for positions."""
     q, k, v = qkv
-    keys = tuple(("forward", "all_gather", tensor) for tensor in (k, v))
-    exchange = tuple(("forward", "all_to_all", tensor) for tensor in qkv)
+    backward = base(c) == "attention_backward"
     heads, groups = c.shape(q)[1], c.shape(k)[1]
     found = Rule(
         [
             divided(c, places["b"]),
-            Letter("whole", places["s"], (("all_gather_kv", keys), ("ulysses", exchange))),
+            Letter("whole", places["s"], divisions),
             Letter("whole", places["t"]),
             Letter("whole", places["d"]),
             Letter("whole", places["e"]),

@@ -24,6 +24,8 @@ from autopar.tracer.recording import OperatorRecord, Recording, Ref
 
 Role = Literal["parallel", "summed", "whole"]
 Place = tuple[int, int]
+Composites = tuple[tuple[str, tuple[tuple[str, str, int], ...]], ...]
+"""(name, ((phase, collective, tensor), ...)); the tensor's full bytes travel, -1 stands for one number a row."""
 
 
 @dataclass
@@ -32,8 +34,7 @@ class Letter:
 
     role: Role
     places: list[Place]
-    composites: tuple[tuple[str, tuple[tuple[str, str, int], ...]], ...] = ()
-    """(name, ((phase, collective, tensor), ...))"""
+    composites: Composites = ()
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autopar.tracer.recording import Ref
-from autopar.tracer.rules.base import Context, Letter, Place, Role, Rule, along, base, rule, whole
+from autopar.tracer.rules.base import Composites, Context, Letter, Place, Role, Rule, along, base, rule, whole
 from autopar.tracer.rules.norm import ROWS
 
 
@@ -21,7 +21,7 @@ def embedding(c: Context) -> Rule:
     return found
 
 
-def _own_rows(c: Context) -> Any:
+def _own_rows(c: Context) -> Composites:
     """Each shard picks from the rows it has, and leaves the others to be summed in."""
     return ((ROWS, (("forward", "all_reduce", c.out),)),)
 

@@ -142,14 +142,15 @@ def split(c: Context) -> Rule:
 
 @rule("aten.cat", "aten.concat")
 def cat(c: Context) -> Rule:
-    """The joined dim concatenates its parts."""
+    """The joined dim concatenates its parts; empty ones are none."""
     parts = [item.tensor for item in c.arg(0) if isinstance(item, Ref)]
     joined = c.dim(c.out, c.arg(1, "dim", 0))
     parts = [part for part in parts if len(c.shape(part)) == len(c.shape(c.out))]
+    filled = [(part, joined) for part in parts if c.shape(part)[joined]]
     found = Rule()
     for dim in range(len(c.shape(c.out))):
-        places: list[Place] = [(part, dim) for part in parts]
-        if dim == joined:
+        places: list[Place] = filled if dim == joined else [(part, dim) for part in parts]
+        if dim == joined and len(filled) > 1:
             found.segments.append(((c.out, dim), places))
         else:
             found.letters.append(Letter("parallel", [(c.out, dim), *places]))

@@ -1,7 +1,7 @@
 """The search against an independent brute force over everything: degrees, batches, schedules, splits, recompute mixes.
 
 The brute force enumerates with loops of its own and writes the estimate and the memory rule again from their docstrings
-(`autopar.planner.stages`, `autopar.planner.bills`); of the planner it uses nothing but the answer. Collectives and state bytes
+(`autopar.planner.estimate`, `autopar.planner.bills`); of the planner it uses nothing but the answer. Collectives and state bytes
 come from `cost_models`, whose own tests hold them against published figures.
 """
 
@@ -28,7 +28,6 @@ from cost_models.memory import (
     RESERVE_FRACTION,
     communicator_bytes,
     context_bytes,
-    in_flight,
     optimizer_traffic_bytes,
     state_bytes,
 )
@@ -71,15 +70,16 @@ def instance(seed: int) -> Instance:
     batch = int(rng.choice([2, 4, 6, 8])) * (3 if devices == 3 else 1)
     tps = (1, 2) if devices % 2 == 0 else (1,)
     prices = {}
+    hidden = 10 ** rng.uniform(7, 12.3)  # sends from nothing to several forwards
     for name in ("a", "b", "start", "end"):
         work, kept, parameters = rng.uniform(0.5, 2), rng.uniform(2, 25), rng.uniform(0.05, 0.5) * 1e9
         for tp in tps:
             for micro_batch in range(1, batch + 1):
-                prices[name, tp, micro_batch] = random_price(rng, name, work, kept, parameters, tp, micro_batch)
+                prices[name, tp, micro_batch] = random_price(rng, name, work, kept, parameters, tp, micro_batch, hidden)
     return Instance(classes, devices, batch, float(rng.uniform(12, 70)) * GIB, prices, tps, fixed)
 
 
-def random_price(rng, name, work, kept, parameters, tp, micro_batch) -> BlockPrice:
+def random_price(rng, name, work, kept, parameters, tp, micro_batch, hidden) -> BlockPrice:
     forward = work * micro_batch / tp * rng.uniform(1, 1.2)
     saved = kept * GIB * micro_batch / tp / 4
     menu = {"none": RecomputePrice("none", (), saved, 0.0)}
@@ -98,7 +98,7 @@ def random_price(rng, name, work, kept, parameters, tp, micro_batch) -> BlockPri
         recompute=menu,
         parameter_elements=parameters / tp,
         workspace_bytes=float(rng.uniform(0, 1)) * GIB,
-        output_bytes=float(micro_batch * 1e7),
+        output_bytes=float(micro_batch * hidden),
     )
 
 
@@ -149,7 +149,10 @@ def brute_force(problem: Instance) -> float:
 
 
 def schedules(problem, pp, m):
-    yield ("1f1b" if m >= pp else "gpipe"), 1
+    if m >= pp:
+        yield "1f1b", 1
+    if pp > 1:
+        yield "gpipe", 1
     if pp > 1 and m % pp == 0 and len(set(problem.classes)) == 1:
         for v in range(2, len(problem.classes) // pp + 1):
             yield "interleaved", v
@@ -160,11 +163,13 @@ def best_split(problem, pp, tp, dp, micro_batch, m, schedule, v, zero) -> float:
     send = 0.0
     if pp > 1:
         hidden = problem.price(problem.classes[0], tp, False, micro_batch).output_bytes
-        send = collective_seconds("send", hidden, Topology(CLUSTER, problem.devices).strided(2, dp * tp), CHIP)
+        machine, stride = Topology(CLUSTER, problem.devices), dp * tp
+        hops = [machine.point_to_point(first, first + stride) for first in range(problem.devices - stride)]
+        send = max(collective_seconds("send", hidden, hop, CHIP) for hop in hops)
     for cuts in itertools.combinations(range(1, blocks), pp - 1):
         bounds = (0, *cuts, blocks)
         counts = [b - a for a, b in itertools.pairwise(bounds)]
-        if any(count % v for count in counts):
+        if min(counts) < v:
             continue
         works, onces = [], []
         for stage, (first, end) in enumerate(itertools.pairwise(bounds)):
@@ -174,9 +179,55 @@ def best_split(problem, pp, tp, dp, micro_batch, m, schedule, v, zero) -> float:
             works.append(found[0])
             onces.append(found[1])
         else:
-            step = (m - 1 / v) * max(works) + sum(works) / v + max(onces) + 2 * (pp * v - 1) * send
-            best = min(best, step)
+            forward = forward_share(problem, tp, micro_batch)
+            best = min(best, step_of(schedule, works, max(onces), pp, m, v, send, forward))
     return best
+
+
+def forward_share(problem, tp, micro_batch) -> float:
+    """Of all work at its cheapest recompute."""
+    each = [problem.price(name, tp, False, micro_batch) for name in (*problem.classes, "start", "end")]
+    forward = sum(price.forward_seconds + price.forward_overhead_seconds for price in each)
+    backward = sum(price.backward_seconds + price.backward_overhead_seconds for price in each)
+    return forward / (forward + backward)
+
+
+def step_of(schedule, works, once, pp, m, v, send, forward) -> float:
+    """Every micro-batch at the pace of the busiest chunks, the others once, sends that nothing hides."""
+    most = sum(max(work[chunk] for work in works) for chunk in range(v))
+    total = sum(sum(work) for work in works)
+    once += 2 * (pp * v - 1) * send
+    if schedule == "interleaved":
+        return m * max(most, 2 * v * send) + (total - max(most, 2 * v * send)) / v + once
+    if schedule == "gpipe":
+        return (m - 1) * (max(forward * most, send) + max((1 - forward) * most, send)) + total + once
+    ways, left = divmod(m - 1, pp)
+    return (m - 1) * most + total + once + 2 * send * (ways * (pp - 1) + max(left - 1, 0))
+
+
+def chunks_of(count, v, is_last) -> list[int]:
+    """Equal but for one block: larger ones at the end, on the last stage next to the head."""
+    sizes = [count // v] * v
+    for i in range(count % v):
+        sizes[v - 1 - i - int(is_last)] += 1
+    return sizes
+
+
+def by_chunk(problem, names, ends, sizes, work, tp, micro_batch, is_last) -> list[float]:
+    """A stage's work, chunk by chunk: one class of blocks where there are several chunks."""
+    if len(sizes) == 1:
+        return [work]
+    prices = [problem.price(name, tp, False, micro_batch) for name in ends]
+    extra = sum(
+        price.forward_seconds
+        + price.forward_overhead_seconds
+        + price.backward_seconds
+        + price.backward_overhead_seconds
+        for price in prices
+    )
+    works = [(work - extra) * size / len(names) for size in sizes]
+    works[-1 if is_last else 0] += extra
+    return works
 
 
 def best_stage(problem, stage, first, end, pp, tp, dp, micro_batch, m, schedule, v, zero):
@@ -186,8 +237,10 @@ def best_stage(problem, stage, first, end, pp, tp, dp, micro_batch, m, schedule,
     each = [problem.price(name, tp, False, micro_batch) for name in (*names, *ends)]
     parameters = sum(price.parameter_elements for price in each)
     unit = max(price.parameter_elements for price in each)
-    counts = in_flight(schedule, stage, pp, m, v)
-    flight = sum(counts) / len(counts)
+    sizes = chunks_of(len(names), v, stage == pp - 1)
+    moments = in_flight_by_chunk(schedule, stage, pp, m, v)
+    kept_blocks = max(sum(n * size for n, size in zip(moment, sizes, strict=True)) for moment in moments)
+    flight = kept_blocks / len(names)
     states = state_bytes(
         parameters,
         optimizer="adamw",
@@ -201,7 +254,7 @@ def best_stage(problem, stage, first, end, pp, tp, dp, micro_batch, m, schedule,
     groups = sum(size > 1 for size in (pp, dp, tp))
     free = problem.capacity * 0.95 - communicator_bytes(CHIP, groups) - context_bytes(CHIP)
     budget = free / (1 + RESERVE_FRACTION) - states - WORKSPACE_BYTES - max(price.workspace_bytes for price in each)
-    end_count = in_flight_by_chunk(schedule, stage, pp, m, v).max(axis=0)[v - 1 if stage == pp - 1 else 0]
+    end_count = moments.max(axis=0)[v - 1 if stage == pp - 1 else 0]
     budget -= (
         sum(problem.price(name, tp, False, micro_batch).recompute["none"].saved_bytes for name in ends) * end_count
     )
@@ -221,10 +274,11 @@ def best_stage(problem, stage, first, end, pp, tp, dp, micro_batch, m, schedule,
         return None
     forward = sum(price.forward_seconds + price.forward_overhead_seconds for price in each)
     backward = sum(price.backward_seconds + price.backward_overhead_seconds for price in each) + least
-    return times(problem, forward, backward, parameters, unit, pp, tp, dp, zero)
+    work, once = times(problem, forward, backward, parameters, unit, pp, tp, dp, zero, m)
+    return by_chunk(problem, names, ends, sizes, work, tp, micro_batch, stage == pp - 1), once
 
 
-def times(problem, forward, backward, parameters, unit, pp, tp, dp, zero):
+def times(problem, forward, backward, parameters, unit, pp, tp, dp, zero, m):
     update_share = parameters / (dp if zero else 1)
     update = pointwise_seconds(CHIP, optimizer_traffic_bytes(update_share, "adamw", "bf16"), "optimizer")
     if dp == 1:
@@ -240,7 +294,7 @@ def times(problem, forward, backward, parameters, unit, pp, tp, dp, zero):
     alone = unit / parameters
     work, once = forward + backward, update
     each_action = zero == 3 and pp == 1
-    each_backward = zero >= 2 and pp == 1
+    each_backward = pp == 1 and (zero == 3 or (zero == 2 and m == 1))
     work += bare(gather if each_action else 0.0, forward)
     work += bare((gather if each_action else 0.0) + (reduce if each_backward else 0.0), backward)
     if zero and not each_action:

@@ -15,6 +15,7 @@ from autopar.legality import Choices, problems
 from autopar.planner.case import Case
 from autopar.planner.request import Request
 from autopar.planner.search import explore, ranked, search
+from autopar.planner.space import configurations
 from autopar.simulator import simulate
 from hardware_profiles.profile import load_cluster
 from tests.autopar.planner.test_brute_force import instance, model_of
@@ -136,3 +137,35 @@ def test_an_interrupted_search_gives_the_best_so_far_with_its_gap(monkeypatch):
     assert plan.certificate.space["stopped"] == "interrupted"
     assert plan.certificate.gap > 0
     assert plan.certificate.bound_seconds < plan.predicted.step_seconds
+
+
+def test_blocks_that_do_not_divide_by_the_chunks_are_interleaved_all_the_same():
+    graph = autopar.capture("examples/llama31_405b.py")  # 126 blocks
+    fixed = {"tp": 8, "pp": 16, "schedule": "interleaved", "virtual_stages": 4}
+    plan = search(
+        graph, load_cluster("h100x16384"), Request.parse(global_batch=2048, seq_len=8192, fixed=fixed, forbidden=())
+    )
+    sizes = [[b - a + 1 for chunk in stage.chunks for a, b in chunk.values()] for stage in plan.stages]
+    assert sum(map(sum, sizes)) == 126
+    assert all(max(each) - min(each) <= 1 for each in sizes)
+    assert plan.predicted.step_seconds == pytest.approx(simulate(plan).step_seconds, rel=0.03)
+
+
+def test_unlike_blocks_are_not_interleaved_and_a_request_for_it_says_why():
+    request = Request.parse(global_batch=8, seq_len=8, fixed={}, forbidden=())
+    assert {c.schedule for c in configurations(request, 4, 8, {1: (False,)}, is_equal=False)} == {"1f1b", "gpipe"}
+    fixed = Request.parse(global_batch=8, seq_len=8, fixed={"schedule": "interleaved"}, forbidden=())
+    with pytest.raises(autopar.RequestError, match="blocks differ"):
+        configurations(fixed, 4, 8, {1: (False,)}, is_equal=False)
+
+
+@pytest.mark.parametrize("gigabits", [25.0, 5.0])
+def test_on_a_slow_network_the_estimate_knows_what_sends_cost(gigabits):
+    cluster = load_cluster("a100x64")
+    (group,) = cluster.node_groups
+    assert group.nics is not None
+    nics = group.nics.model_copy(update={"count": 1, "gigabits_per_second": gigabits})
+    slow = cluster.model_copy(update={"node_groups": (group.model_copy(update={"nics": nics}),)})
+    graph = autopar.capture("examples/llama3_8b.py")
+    plan = search(graph, slow, Request.parse(global_batch=64, seq_len=4096, fixed={}, forbidden=()))
+    assert plan.predicted.step_seconds == pytest.approx(simulate(plan).step_seconds, rel=0.05)
