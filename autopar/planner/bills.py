@@ -6,13 +6,14 @@ step      work per micro-batch, and what the rank does once a step: exposed gath
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from autopar.planner.columns import Column
 from autopar.planner.request import Request
@@ -110,23 +111,11 @@ class Bills:
 
     def states(self, holding: Holding) -> dict[str, float]:
         """Parameters, gradients, optimizer states and gathered units, bytes."""
-        found = state_bytes(
-            holding.parameters,
-            optimizer=self.request.optimizer,
-            dtype=self.request.dtype,
-            zero=self.c.zero,
-            shards=self.c.dp,
-            pipelined=self.c.pp > 1,
-            accumulating=self.c.micro_batches > 1,
-            largest_unit=holding.largest_unit,
-            frozen=holding.frozen,
+        rates = _state_rates(
+            self.request.optimizer, self.request.dtype, self.c.zero, self.c.dp, self.c.pp > 1, self.c.micro_batches > 1
         )
-        return {
-            "parameters": float(found.parameters),
-            "gradients": float(found.gradients),
-            "states": float(found.states),
-            "gathered": float(found.gathered),
-        }
+        amounts = (holding.parameters, holding.largest_unit, holding.frozen)
+        return {name: sum(map(operator.mul, rate, amounts)) for name, rate in rates.items()}
 
     def static(self, holding: Holding) -> float:
         """Allocated bytes that do not follow the schedule."""
@@ -201,6 +190,34 @@ class Bills:
     def _exposed(self, seconds: float, beside: float) -> float:
         """What of a collective does not hide behind `beside` seconds of compute."""
         return max(seconds * (1 - self.overlap), seconds - beside)
+
+
+@cache
+def _state_rates(
+    optimizer: str, dtype: str, zero: int, shards: int, pipelined: bool, accumulating: bool
+) -> dict[str, tuple[float, ...]]:
+    """Bytes for each trained element, each of the largest unit, each frozen one: `state_bytes` is linear in the three."""
+    found = state_bytes(
+        np.array([1.0, 0.0, 0.0]),
+        largest_unit=np.array([0.0, 1.0, 0.0]),
+        frozen=np.array([0.0, 0.0, 1.0]),
+        optimizer=optimizer,
+        dtype=dtype,
+        zero=zero,
+        shards=shards,
+        pipelined=pipelined,
+        accumulating=accumulating,
+    )
+    return {
+        "parameters": _rates(found.parameters),
+        "gradients": _rates(found.gradients),
+        "states": _rates(found.states),
+        "gathered": _rates(found.gathered),
+    }
+
+
+def _rates(values: ArrayLike) -> tuple[float, ...]:
+    return tuple(np.broadcast_to(np.asarray(values, dtype=np.float64), 3).tolist())
 
 
 @cache
