@@ -34,18 +34,32 @@ def header(plan: Plan, ranks: Ranks, **more: Any) -> dict[str, Any]:
     }
 
 
-def step_line(number: int, loss: float, grad_norm: float, seconds: float, plan: Plan, ranks: Ranks) -> dict[str, Any]:
-    """The line of one step; `number` counts from 1. Every rank takes part."""
-    peaks: list[Any] = [None] * _world()
-    _gather(peaks, peak_bytes(ranks.device))
+def step_line(
+    number: int,
+    loss: float,
+    grad_norm: float,
+    seconds: float,
+    seconds_by_part: dict[str, float],
+    plan: Plan,
+    ranks: Ranks,
+) -> dict[str, Any]:
+    """The line of one step; `number` counts from 1. Parts are means over ranks. Every rank takes part."""
+    own = torch.tensor([peak_bytes(ranks.device), *seconds_by_part.values()], dtype=torch.float64, device=ranks.device)
+    every = [torch.empty_like(own) for _ in range(_world())]
+    if dist.is_initialized():
+        dist.all_gather(every, own)
+    else:
+        every = [own]
+    table = torch.stack(every).cpu()
     tokens = plan.workload.global_batch * plan.workload.seq_len
     return {
         "step": number,
         "loss": loss,
         "grad_norm": grad_norm,
         "seconds": seconds,
+        "seconds_by_part": dict(zip(seconds_by_part, table.mean(dim=0).tolist()[1:], strict=True)),
         "tokens_per_second": tokens / seconds,
-        "peak_bytes": peaks,
+        "peak_bytes": [int(peak) for peak in table[:, 0].tolist()],
     }
 
 

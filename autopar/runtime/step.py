@@ -9,8 +9,9 @@ around all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -95,6 +96,8 @@ class TrainStep:
         self.plan, self.ranks, self.clip_norm, self.batch_dims = plan, ranks, clip_norm, batch_dims
         self.meter = LossMeter(loss, plan.schedule.micro_batches)
         self.grad_norm = 0.0
+        self.seconds_by_part: dict[str, float] = {}
+        """Of the last step on this rank, where it can be told."""
         self.stages: list[StageModule] = []
         self.parallel: list[DataParallel] = []
         self._build_optimizer = build_optimizer
@@ -192,15 +195,26 @@ class TrainStep:
         for stage in self.stages:
             stage.train()
             stage.micro_batches = dict(enumerate(parts))
-        self._run()
+        with self._timed("forward and backward"):
+            self._run()
         for stage in self.stages:
             stage.micro_batches = {}
-        for parallel in self.parallel:
-            parallel.finish()
-        self.gradients.complete()
-        loss = self._norm_and_clip()
-        self.optimizer.step()
+        with self._timed("gradients"):
+            for parallel in self.parallel:
+                parallel.finish()
+            self.gradients.complete()
+            loss = self._norm_and_clip()
+        with self._timed("optimizer"):
+            self.optimizer.step()
         return loss
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        """Only where operators have run when they return: on a GPU nothing is waited for, so nothing is timed."""
+        start = time.perf_counter()
+        yield
+        if self.ranks.device.type == "cpu":
+            self.seconds_by_part[part] = time.perf_counter() - start
 
     def _accumulate(self) -> None:
         """Without a pipeline: forward and backward of each micro-batch."""

@@ -20,6 +20,7 @@ from autopar.documents.plan import Plan
 from autopar.errors import RequestError
 from autopar.runtime import checkpoint
 from autopar.runtime.batch import batch_dims
+from autopar.runtime.initial import load_weights
 from autopar.runtime.loss import UserLoss
 from autopar.runtime.metrics import Lines, header, step_line
 from autopar.runtime.optimizer import BuildOptimizer
@@ -49,6 +50,7 @@ class RunOptions:
     checkpoint: Path | None = None
     save_every: int | None = None
     resume: bool = False
+    init_from: Path | None = None
     metrics: Path | None = None
     timeout: timedelta = timedelta(minutes=10)
 
@@ -58,6 +60,8 @@ def train(plan: Plan, recipe: Recipe, options: RunOptions, report: Report | None
     _check(options)
     torch.manual_seed(options.seed)
     model = recipe.build_model()
+    if options.init_from is not None:
+        load_weights(model, options.init_from)
     dims = batch_dims(recipe.example_inputs, plan.workload.seq_len)
     step = parallelize(
         model,
@@ -115,7 +119,8 @@ def _steps(
 ) -> Iterator[dict[str, Any]]:
     plan, ranks = step.plan, step.ranks
     lines = Lines(options.metrics if ranks.rank == 0 else None, append=done > 0)
-    opening = header(plan, ranks, seed=options.seed, initialised="whole model under the seed", resumed_from=done)
+    initialised = f"weights of {options.init_from}" if options.init_from else "whole model under the seed"
+    opening = header(plan, ranks, seed=options.seed, initialised=initialised, resumed_from=done)
     for number, line in enumerate(_lines(step, batches, done, options, opening)):
         lines.write(line)
         if ranks.rank == 0:
@@ -137,4 +142,5 @@ def _lines(
             raise RequestError(f"batches() ended before step {number} of {options.steps}; train fewer steps") from None
         start = time.perf_counter()
         loss = step(batch)
-        yield step_line(number, loss, step.grad_norm, time.perf_counter() - start, step.plan, step.ranks)
+        seconds = time.perf_counter() - start
+        yield step_line(number, loss, step.grad_norm, seconds, step.seconds_by_part, step.plan, step.ranks)
