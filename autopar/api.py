@@ -173,7 +173,7 @@ def compare(plan: Plan, lines: RunLines | str | Path) -> str:
 
 
 def calibrate(ranks: int | None = None, *, quick: bool = False, report: Callable[[str], None] | None = None) -> Cluster:
-    """This machine as a cluster profile, measured on `ranks` processes at once (default: its GPUs, else its cores)."""
+    """Measure this machine: its cluster profile, found on `ranks` processes at once (default: its GPUs, else its cores)."""
     from autopar.calibrator import calibrate as measure
     from autopar.runtime.launch import on_ranks
 

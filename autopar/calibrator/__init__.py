@@ -1,4 +1,4 @@
-"""This machine in, its cluster profile out: every rank measures at once, as it will when it trains."""
+"""A machine in, its cluster profile out: every rank measures at once, as it will when it trains."""
 
 from autopar.calibrator.calibrate import calibrate
 

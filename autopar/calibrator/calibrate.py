@@ -52,7 +52,7 @@ def _measure(count: int, quick: bool) -> tuple[KernelRates, list[Curve]]:
 
 
 def _group(size: int) -> dist.ProcessGroup:
-    """This rank's group of neighbours; all ranks make all groups."""
+    """Join this rank with its neighbours; all ranks make all groups."""
     own = None
     for first in range(0, dist.get_world_size(), size):
         members = list(range(first, first + size))

@@ -24,6 +24,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors say what was probably meant."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise RequestError with the nearest known word."""
         if "invalid choice" in message:
             given = message.partition("invalid choice: ")[2].partition(" (")[0].strip("'")
             action = next((item for item in self._actions if item.choices and given not in item.choices), None)

@@ -6,6 +6,7 @@ part, and every rank draws the same global batches and takes its part.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -77,12 +78,21 @@ def train(plan: Plan, recipe: Recipe, options: RunOptions, report: Report | None
     first = next(batches)
     if not step.is_built:
         step.build(first)
-    done = int(checkpoint.load(step, options.checkpoint)["step"]) if options.resume and options.checkpoint else 0
+    saved = _resumes_from(options)
+    done = int(checkpoint.load(step, saved)["step"]) if saved is not None else 0
     # What is random from here on (dropout) differs between data-parallel ranks, and only there.
     torch.manual_seed(
         options.seed + 1 + step.ranks["dp_replicate"] * step.ranks.sizes["dp_shard"] + step.ranks["dp_shard"]
     )
     return list(_steps(step, _from(first, batches, done), done, options, report or (lambda line: None)))
+
+
+def _resumes_from(options: RunOptions) -> Path | None:
+    """Where to go on; a run that torchrun started again goes on where it was saved, without being told."""
+    if options.checkpoint is None or options.resume:
+        return options.checkpoint
+    again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return options.checkpoint if again and checkpoint.found(options.checkpoint) else None
 
 
 def _check(options: RunOptions) -> None:
