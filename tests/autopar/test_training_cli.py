@@ -66,7 +66,19 @@ def planned(tmp_path, monkeypatch, capsys):
     Path("model.py").write_text(MODEL)
 
     def plan(*words, fix="pp=1,tp=1,dp=2,zero=1", cluster="local-cpu-x2", dtype="fp64"):
-        arguments = ("plan", "model.py", "--cluster", cluster, "--global-batch", 4, "--dtype", dtype, "--fix", fix, *words)
+        arguments = (
+            "plan",
+            "model.py",
+            "--cluster",
+            cluster,
+            "--global-batch",
+            4,
+            "--dtype",
+            dtype,
+            "--fix",
+            fix,
+            *words,
+        )
         status, _, err = call(capsys, *arguments)
         assert status == 0, err
         return "plan.json"
@@ -122,7 +134,10 @@ def test_a_run_starts_from_someone_elses_weights(planned, capsys):
     assert status == 0, err
     assert call(capsys, "run", path, "--steps", 1, "--seed", 5, "--metrics", "seeded.jsonl")[0] == 0
     # The same weights, other data: equal only where the data are; so compare with a run whose seed made these weights.
-    assert call(capsys, "run", path, "--steps", 1, "--seed", 5, "--init-from", "weights", "--metrics", "both.jsonl")[0] == 0
+    assert (
+        call(capsys, "run", path, "--steps", 1, "--seed", 5, "--init-from", "weights", "--metrics", "both.jsonl")[0]
+        == 0
+    )
     assert losses("both.jsonl") == pytest.approx(losses("seeded.jsonl"), abs=1e-9)
     assert losses("run.jsonl") != pytest.approx(losses("seeded.jsonl"), abs=1e-9)
 
@@ -152,8 +167,10 @@ def test_the_example_learns_real_text_on_four_ranks(tmp_path, monkeypatch, capsy
     ],
 )
 def test_what_a_run_cannot_do_is_one_message(planned, capsys, words, says):
-    status, _, err = call(capsys, "run", planned(), "--steps", 1, *words) if "--steps" not in words else call(
-        capsys, "run", planned(), *words
+    status, _, err = (
+        call(capsys, "run", planned(), "--steps", 1, *words)
+        if "--steps" not in words
+        else call(capsys, "run", planned(), *words)
     )
     assert status == 2
     assert says in err
@@ -180,7 +197,9 @@ def test_a_model_without_a_loss_is_refused(planned, capsys):
 def test_a_model_that_fails_while_it_trains_is_named_with_its_line(planned, capsys):
     path = planned()
     broken = "        if not x.is_meta:\n            raise ZeroDivisionError('by choice')\n"
-    Path("model.py").write_text(MODEL.replace("        return self.head(x)\n", broken + "        return self.head(x)\n"))
+    Path("model.py").write_text(
+        MODEL.replace("        return self.head(x)\n", broken + "        return self.head(x)\n")
+    )
     status, _, err = call(capsys, "run", path, "--steps", 1)
     assert status == 2
     assert "ZeroDivisionError: by choice" in err
@@ -216,7 +235,11 @@ def test_calibrate_writes_a_cluster_that_plans(planned, capsys):
     assert status == 0, err
     cluster = Cluster.load("here.yaml")
     assert cluster.devices == 2
-    assert {(curve.kind, curve.ranks) for curve in cluster.curves} >= {("all_reduce", 2), ("send", 2), ("all_to_all", 2)}
+    assert {(curve.kind, curve.ranks) for curve in cluster.curves} >= {
+        ("all_reduce", 2),
+        ("send", 2),
+        ("all_to_all", 2),
+    }
     assert all(sorted(curve.seconds) == list(curve.seconds) for curve in cluster.curves)
     chip = cluster.node_groups[0].chip
     assert 1e8 < chip.peak_flops("fp32") < 1e13
@@ -247,11 +270,22 @@ def test_torchrun_restarts_a_killed_rank_from_its_checkpoint(planned, capsys):
         "        died.write_text('')\n"
         "        os.kill(os.getpid(), 9)\n"
     )
-    text = MODEL.replace("def loss(output, tokens, labels):\n", "count = [0]\ndef loss(output, tokens, labels):\n" + dies)
+    text = MODEL.replace(
+        "def loss(output, tokens, labels):\n", "count = [0]\ndef loss(output, tokens, labels):\n" + dies
+    )
     Path("model.py").write_text(text)
     call(capsys, "plan", "model.py", "--cluster", "local-cpu-x2", "--global-batch", 4, "--dtype", "fp64", "--fix",
          "pp=1,tp=1,dp=2,zero=1,micro_batch=2")  # fmt: skip
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+    ]
     words += ["-m", "autopar", "run", "plan.json", "--steps", "6", "--metrics", "run.jsonl", "--timeout", "30"]
     words += ["--checkpoint", "kept", "--save-every", "2"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -259,5 +293,8 @@ def test_torchrun_restarts_a_killed_rank_from_its_checkpoint(planned, capsys):
     done = subprocess.run(words, capture_output=True, text=True, timeout=180, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     assert Path("died").exists()
-    last = {json.loads(line).get("step"): json.loads(line).get("loss") for line in Path("run.jsonl").read_text().splitlines()}
+    last = {
+        json.loads(line).get("step"): json.loads(line).get("loss")
+        for line in Path("run.jsonl").read_text().splitlines()
+    }
     assert [last[step] for step in range(1, 7)] == pytest.approx(losses("whole.jsonl"), abs=1e-9)

@@ -65,6 +65,13 @@ def test_unequal_stages_grouped_heads_and_a_vocabulary_that_does_not_divide():
     run_cases([("grouped", plan), ("grouped", plan.model_copy(update={"stages": unequal}))])
 
 
+def test_fewer_key_heads_than_ranks():
+    plan = plan_for("grouped", tp=4, micro_batch=12)
+    assert plan.mesh.tp == 4
+    run_cases([("grouped", plan)])
+    run_cases([("grouped", plan_for("grouped", tp=4, dp=2, zero=1, micro_batch=6))])
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_recompute_changes_nothing(model):
     recomputed = [plan_for(model, dp=2, zero=3, micro_batch=6, recompute=mode) for mode in ("selective", "full")]
