@@ -42,10 +42,11 @@ Rectangle = tuple[tuple[int, ...], torch.Tensor]
 
 def rectangles(item: Held, tensor: torch.Tensor, tp: int, place: int) -> list[Rectangle]:
     """The rectangles of the whole tensor that a rank's part of it holds, as views of that part."""
-    own = local(tensor)
+    own, whole = local(tensor), item.parameter
     start = 0
-    if isinstance(tensor, DTensor):
-        _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    if isinstance(whole, DTensor):
+        # States and masters are divided as their parameter is.
+        _, offsets = compute_local_shape_and_global_offset(whole.shape, whole.device_mesh, whole.placements)
         start = offsets[0]
     if own.numel() == 0:
         return []
@@ -180,15 +181,15 @@ def load(step: TrainStep, folder: str | Path) -> dict[str, Any]:
 def _state(step: TrainStep, stored: dict[str, TensorStorageMetadata] | None = None) -> dict[str, torch.Tensor]:
     """What is stored; given what a checkpoint holds, optimizer states are made to receive it."""
     state: dict[str, torch.Tensor] = dict(parameters(step))
-    masters = zip(step.gradients.held, step.optimizer.masters, strict=True)
-    for item, master in masters:
+    optimizer = step.optimizer
+    for item, master, stepped in zip(step.gradients.held, optimizer.masters, optimizer.stepped, strict=True):
         name = item.layout.name
         if master is not item.parameter and (stored is None or f"master.{name}" in stored):
             state[f"master.{name}"] = _parts(step, item, master)
-        known = step.optimizer.inner.state[master]
+        known = optimizer.inner.state[stepped]
         for key, shape in _expected(name, stored or {}):
             if key not in known:
-                known[key] = torch.zeros_like(master) if shape == item.layout.shape else torch.zeros(shape)
+                known[key] = torch.zeros_like(stepped) if shape == item.layout.shape else torch.zeros(shape)
         for key, value in known.items():
             if isinstance(value, torch.Tensor):
                 is_whole = value.dim() > 0 or item.layout.shape == value.shape

@@ -95,7 +95,8 @@ class Gradients:
         parts = [local_gradient(item.parameter) for item in self.held if self._answers_for(item)]
         if not parts:
             return 0.0
-        return float(torch.stack([part.double().square().sum() for part in parts]).sum())
+        width = torch.promote_types(parts[0].dtype, torch.float32)
+        return float(torch.stack(torch._foreach_norm(parts, 2, dtype=width)).double().square().sum())
 
     def _answers_for(self, item: Held) -> bool:
         at = self.ranks.coordinates

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from autopar.errors import RequestError
 from autopar.runtime.zero import local
@@ -23,13 +24,37 @@ def compute_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
+ELEMENTWISE = frozenset(
+    (
+        torch.optim.AdamW,
+        torch.optim.Adam,
+        torch.optim.SGD,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.Adamax,
+        torch.optim.Adagrad,
+        torch.optim.Adadelta,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+    )
+)
+"""Optimizers whose update of an element looks at no other element: a rank's part is to them a tensor like any other, and the
+detour of every operator through DTensor, which costs more than the update of a small part, can be left out."""
+
+
 class Optimizer:
     """Steps `parameters`, through fp32 copies of them where they hold 16 bits."""
 
     def __init__(self, parameters: list[nn.Parameter], build: BuildOptimizer | None) -> None:
+        build = build or torch.optim.AdamW
         self.parameters = parameters
         self.masters = [self._master(parameter) for parameter in parameters]
-        self.inner = (build or torch.optim.AdamW)(self.masters)
+        self.stepped = self.masters
+        """What the optimizer knows: masters, or a rank's part of each."""
+        self.inner = build(self.stepped)
+        if type(self.inner) in ELEMENTWISE and any(isinstance(master, DTensor) for master in self.masters):
+            self.stepped = [self._part(master) for master in self.masters]
+            self.inner = build(self.stepped)
 
     @staticmethod
     def _master(parameter: nn.Parameter) -> nn.Parameter:
@@ -37,18 +62,27 @@ class Optimizer:
             return parameter
         return nn.Parameter(parameter.detach().float(), requires_grad=parameter.requires_grad)
 
+    @staticmethod
+    def _part(master: nn.Parameter) -> nn.Parameter:
+        """A parameter over the same memory."""
+        if not isinstance(master, DTensor):
+            return master
+        return nn.Parameter(local(master.detach()), requires_grad=master.requires_grad)
+
     def step(self) -> None:
         """One update; gradients are gone afterwards."""
-        pairs = [(p, m) for p, m in zip(self.parameters, self.masters, strict=True) if p is not m]
-        for parameter, master in pairs:
-            master.grad = None if parameter.grad is None else parameter.grad.to(master.dtype)
+        for parameter, stepped in zip(self.parameters, self.stepped, strict=True):
+            if parameter is not stepped and parameter.grad is not None:
+                same = isinstance(stepped, DTensor) == isinstance(parameter.grad, DTensor)
+                gradient = parameter.grad if same else local(parameter.grad)
+                stepped.grad = gradient.to(stepped.dtype)
         self.inner.step()
         with torch.no_grad():
-            for parameter, master in pairs:
-                local(parameter).copy_(local(master))
-                master.grad = None
-        for parameter in self.parameters:
-            parameter.grad = None
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                if parameter is not master:
+                    local(parameter).copy_(local(master))
+        for tensor in (*self.parameters, *self.stepped):
+            tensor.grad = None
 
     def refresh_masters(self) -> None:
         """Take the parameters' values as the masters'."""

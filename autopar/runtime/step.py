@@ -195,6 +195,8 @@ class TrainStep:
         for stage in self.stages:
             stage.train()
             stage.micro_batches = dict(enumerate(parts))
+        for parallel in self.parallel:
+            parallel.begin()
         with self._timed("forward and backward"):
             self._run()
         for stage in self.stages:

@@ -24,6 +24,8 @@ from torch.distributed.tensor import DTensor
 from autopar.runtime.mesh import DP, Ranks
 
 BUCKET_BYTES = 25 * 2**20
+FIRST_BUCKET_BYTES = 2**20
+"""Small, so that the first message leaves while most of backward is still to come."""
 
 
 class DataParallel:
@@ -44,6 +46,11 @@ class DataParallel:
             assert group is not None
             self.reducer = BucketReducer([p for p in stage.parameters() if p.requires_grad], group)
 
+    def begin(self) -> None:
+        """Before the first backward of a step."""
+        if self.reducer is not None:
+            self.reducer.begin()
+
     def before_backward(self, is_last: bool) -> None:
         """Say whether the coming backward is the last of the step. Not for pipelines, whose stages say it themselves."""
         if isinstance(self.stage, FSDPModule):
@@ -60,55 +67,64 @@ class DataParallel:
 
 
 class BucketReducer:
-    """Averages gradients over a group in flat buckets, filled in the reverse order of parameters as backward makes them."""
+    """Averages gradients over a group in flat buckets, filled in the reverse order of parameters as backward makes them.
+
+    Gradients are views of their bucket, so that nothing is copied before or after the message.
+    """
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
         self.group = group
         self.buckets = list(_buckets(parameters))
         self.bucket_of = {parameter: number for number, bucket in enumerate(self.buckets) for parameter in bucket}
+        self.flat = [bucket[0].new_empty(sum(parameter.numel() for parameter in bucket)) for bucket in self.buckets]
         self.armed = False
         self.missing: list[int] = []
-        self.flying: dict[int, tuple[torch.Tensor, dist.Work | None]] = {}
+        self.flying: list[dist.Work | None] = []
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._ready)
 
+    def begin(self) -> None:
+        """Before the first backward of a step: gradients are zeros in their buckets."""
+        for bucket, flat in zip(self.buckets, self.flat, strict=True):
+            flat.zero_()
+            parts = flat.split([parameter.numel() for parameter in bucket])
+            for parameter, part in zip(bucket, parts, strict=True):
+                parameter.grad = part.view_as(parameter)
+
     def arm(self) -> None:
         """The coming backward is the last: send each bucket as soon as its gradients are there, in order."""
-        self.armed, self.missing, self.flying = True, [len(bucket) for bucket in self.buckets], {}
+        self.armed, self.missing, self.flying = True, [len(bucket) for bucket in self.buckets], []
 
     def _ready(self, parameter: torch.Tensor) -> None:
         if self.armed:
             self.missing[self.bucket_of[parameter]] -= 1
             while len(self.flying) < len(self.buckets) and self.missing[len(self.flying)] == 0:
-                self._send(len(self.flying))
+                self._send()
 
-    def _send(self, number: int) -> None:
-        flat = torch.cat([_gradient(parameter).reshape(-1) for parameter in self.buckets[number]])
+    def _send(self) -> None:
+        flat = self.flat[len(self.flying)]
         flat /= self.group.size()
-        self.flying[number] = flat, dist.all_reduce(flat, group=self.group, async_op=True)
+        self.flying.append(dist.all_reduce(flat, group=self.group, async_op=True))
 
     def finish(self) -> None:
-        """Send what is left, wait, and put the averages in place."""
-        for number in range(len(self.flying), len(self.buckets)):
-            self._send(number)
-        for number, (flat, work) in self.flying.items():
+        """Send what is left and wait: gradients are averages."""
+        while len(self.flying) < len(self.buckets):
+            self._send()
+        for work in self.flying:
             if work is not None:
                 work.wait()
-            parts = flat.split([parameter.numel() for parameter in self.buckets[number]])
-            for parameter, part in zip(self.buckets[number], parts, strict=True):
-                _gradient(parameter).copy_(part.view_as(parameter))
-        self.armed, self.flying = False, {}
+        self.armed, self.flying = False, []
 
 
 def _buckets(parameters: list[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
-    """Buckets of one dtype and about BUCKET_BYTES each."""
+    """Buckets of one dtype and about BUCKET_BYTES each, the first of them smaller."""
     bucket: list[nn.Parameter] = []
-    filled = 0
+    filled, most = 0, FIRST_BUCKET_BYTES
     for parameter in reversed(parameters):
         size = parameter.numel() * parameter.element_size()
-        if bucket and (filled + size > BUCKET_BYTES or bucket[-1].dtype != parameter.dtype):
+        if bucket and (filled + size > most or bucket[-1].dtype != parameter.dtype):
             yield bucket
-            bucket, filled = [], 0
+            bucket, filled, most = [], 0, BUCKET_BYTES
         bucket.append(parameter)
         filled += size
     if bucket:
