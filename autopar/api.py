@@ -172,12 +172,33 @@ def compare(plan: Plan, lines: RunLines | str | Path) -> str:
     return comparison(plan, lines if isinstance(lines, RunLines) else RunLines.load(lines))
 
 
-def calibrate(ranks: int | None = None, *, quick: bool = False, report: Callable[[str], None] | None = None) -> Cluster:
-    """Measure this machine: its cluster profile, found on `ranks` processes at once (default: its GPUs, else its cores)."""
+def calibrate(
+    ranks: int | None = None,
+    *,
+    quick: bool = False,
+    start: Callable[..., list[Any]] | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Cluster:
+    """Measure this machine: its cluster profile, found on `ranks` processes at once (default: its GPUs, else its cores).
+
+    `start(world, work, timeout)` gives what `work(rank)` returns on each rank; default: ranks forked here.
+    """
+    from autopar.calibrator import Probe, probe_inputs
     from autopar.calibrator import calibrate as measure
     from autopar.runtime.launch import on_ranks
 
-    return measure(on_ranks, ranks, quick=quick, report=report)
+    operators = _kernels(capture(Probe, probe_inputs, seq_len=8, dtype="fp32"))
+    return measure(start or on_ranks, operators, ranks, quick=quick, report=report)
+
+
+def _kernels(graph: Graph) -> int:
+    """Operators of a whole training step that are no views."""
+    from autopar.pricing.work import kind_of
+
+    return sum(
+        count * sum(kind_of(operator) != "view" for operator in graph.class_by_name[name].operators)
+        for name, count in graph.class_counts.items()
+    )
 
 
 def _require_planned_model(plan: Plan, source: Source) -> None:

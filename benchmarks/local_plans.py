@@ -26,7 +26,6 @@ import torch
 import torch.distributed as dist
 
 import autopar
-from autopar.calibrator import calibrate
 from autopar.documents import Graph, Plan
 from autopar.errors import NoPlanFits, RequestError
 from autopar.runtime.launch import on_ranks
@@ -73,7 +72,7 @@ def every_plan(graph: Graph, cluster: Cluster) -> list[Plan]:
             plan = autopar.plan(graph, cluster, global_batch=BATCH, dtype="fp32", fixed=fixed)
         except (RequestError, NoPlanFits):
             continue
-        found.setdefault(plan.hash, plan)
+        found.setdefault(name_of(plan), plan)
     return list(found.values())
 
 
@@ -129,11 +128,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args()
-    cluster = calibrate(pinned, RANKS, quick=True)
+    cluster = autopar.calibrate(RANKS, quick=True, start=pinned)
     graph = autopar.capture(MODEL, seq_len=SEQ)
     plans = every_plan(graph, cluster)
     chosen = autopar.plan(graph, cluster, global_batch=BATCH, dtype="fp32")
-    plans += [chosen] * (chosen.hash not in {plan.hash for plan in plans})
+    chosen = {name_of(plan): plan for plan in plans}.get(name_of(chosen), chosen)
+    plans += [chosen] * (chosen not in plans)
     by_rank = pinned(RANKS, lambda rank: measured(plans, options.rounds), TIMEOUT)
     rows = []
     for number, plan in enumerate(plans):

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from autopar.calibrator.kernels import HEAD_DIM, KernelRates, measure_kernels
+from autopar.calibrator.launch import launch_seconds
 from autopar.calibrator.links import measure_links
 from autopar.errors import RequestError
 from hardware_profiles.chip import GIB, AttentionTable, Chip, ChipLink, Curve, Efficiency, GemmTable
@@ -29,26 +30,36 @@ CONTEXT_BYTES = 0.3e9
 
 
 def calibrate(
-    on_ranks: OnRanks, ranks: int | None, *, quick: bool, report: Callable[[str], None] | None = None
+    on_ranks: OnRanks,
+    operators: int,
+    ranks: int | None,
+    *,
+    quick: bool,
+    report: Callable[[str], None] | None = None,
 ) -> Cluster:
-    """Measure `ranks` processes started by `on_ranks` (default: the machine's GPUs, else its cores)."""
+    """Measure `ranks` processes started by `on_ranks` (default: the machine's GPUs, else its cores).
+
+    `operators` is the count of those of a `launch.Probe` that are no views, as a Graph of it has them.
+    """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     count = ranks or gpus or os.cpu_count() or 1
     if gpus and count > gpus:
         raise RequestError(f"--ranks {count}: this machine has {gpus} GPUs; measure at most one rank on each")
     (report or (lambda text: None))(f"measuring {count} ranks at once ({'quick' if quick else 'thorough'})")
-    measured = on_ranks(count, lambda rank: _measure(count, quick), TIMEOUT)
-    rates: list[KernelRates] = [one for one, _ in measured]
-    curves = _slowest([curves for _, curves in measured])
-    return _cluster(count, _chip(rates, count, gpus > 0), curves, gpus > 0)
+    measured = on_ranks(count, lambda rank: _measure(count, operators, quick), TIMEOUT)
+    rates: list[KernelRates] = [one for one, _, _ in measured]
+    launch = fmean(seconds for _, seconds, _ in measured)
+    curves = _slowest([curves for _, _, curves in measured])
+    return _cluster(count, _chip(rates, launch, count, gpus > 0), curves, gpus > 0)
 
 
-def _measure(count: int, quick: bool) -> tuple[KernelRates, list[Curve]]:
+def _measure(count: int, operators: int, quick: bool) -> tuple[KernelRates, float, list[Curve]]:
     """On one rank of a process group."""
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     groups = {size: _group(size) for size in range(2, count + 1) if count % size == 0}
     rates = measure_kernels(device, WINDOW_SECONDS[quick], dist.barrier)
-    return rates, measure_links(device, groups, REPEATS[quick])
+    launch = launch_seconds(operators, device, 5 * WINDOW_SECONDS[quick], dist.barrier)
+    return rates, launch, measure_links(device, groups, REPEATS[quick])
 
 
 def _group(size: int) -> dist.ProcessGroup:
@@ -73,7 +84,7 @@ def _slowest(by_rank: Sequence[Sequence[Curve]]) -> tuple[Curve, ...]:
     return tuple(found)
 
 
-def _chip(rates: Sequence[KernelRates], count: int, is_gpu: bool) -> Chip:
+def _chip(rates: Sequence[KernelRates], launch: float, count: int, is_gpu: bool) -> Chip:
     gemm = {name: {n: fmean(one.gemm[name][n] for one in rates) for n in rates[0].gemm[name]} for name in rates[0].gemm}
     peaks = {name: max(table.values()) for name, table in gemm.items()}
     pointwise = {name: fmean(one.pointwise[name] for one in rates) for name in rates[0].pointwise}
@@ -97,7 +108,7 @@ def _chip(rates: Sequence[KernelRates], count: int, is_gpu: bool) -> Chip:
         memory_gib=_rounded(memory / GIB),
         memory_gigabytes_per_second=_rounded(bandwidth / 1e9),
         teraflops={name: _rounded(peak / 1e12) for name, peak in peaks.items()},
-        launch_us=_rounded(fmean(one.launch_seconds for one in rates) * 1e6),
+        launch_us=_rounded(launch * 1e6),
         # On a CPU the operator runs where it is issued: its cost is in launch_us already.
         host_us=6.0 if is_gpu else 0.0,
         link=ChipLink(kind="none", gigabytes_per_second=1.0),

@@ -1,10 +1,9 @@
-"""What kernels reach here: products, fused attention, memory-bound operators, and the cost of one more operator.
+"""What kernels reach here: products, fused attention and memory-bound operators.
 
 rate of a product       2 n^3 / (t - bare)           cubes, so that the smallest dim is n
 rate of attention       2 b h s^2 d / (t - bare)     causal: half of the full 4; its backward counts 2.5 times
 bandwidth of a class    bytes read and written / (t - bare)
 bare                    one operator on a few numbers, outside of autograd
-launch                  a forward and backward through operators on a few numbers / their count: autograd's share is in it
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.calibrator.timing import seconds_of
 
@@ -32,7 +30,6 @@ ELEMENTS = {"cpu": 2**20, "cuda": 2**26}
 class KernelRates:
     """FLOP/s and bytes/s of one rank."""
 
-    launch_seconds: float = 0.0
     gemm: dict[str, dict[int, float]] = field(default_factory=dict)
     """dtype -> dim -> FLOP/s."""
     attention: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -44,7 +41,6 @@ class KernelRates:
 def measure_kernels(device: torch.device, window: float, align: Callable[[], None]) -> KernelRates:
     """Everything on one rank; `align` brings the ranks together before each measurement, so that all load the machine alike."""
     found = KernelRates()
-    found.launch_seconds = _launch_seconds(device, window, align)
     few = torch.zeros(8, device=device)
     align()
     bare = seconds_of(lambda: few.add_(1.0), device, window)
@@ -105,32 +101,3 @@ def _memory_bound(elements: int, device: torch.device) -> dict[str, tuple[Callab
         "optimizer": (update.step, 7),
     }
     return {name: (call, width * passes * elements) for name, (call, passes) in calls.items()}
-
-
-class _Count(TorchDispatchMode):
-    """Counts operators that launch something: views only relabel memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operators = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operators += not func.is_view
-        return func(*args, **(kwargs or {}))
-
-
-def _launch_seconds(device: torch.device, window: float, align: Callable[[], None]) -> float:
-    layers: list[nn.Module] = []
-    for _ in range(10):
-        layers += [nn.Linear(8, 8, bias=False), nn.SiLU(), nn.RMSNorm(8)]
-    model = nn.Sequential(*layers).to(device)
-    x = torch.randn(8, 8, device=device)
-
-    def step() -> None:
-        model(x).sum().backward()
-
-    step()
-    with _Count() as count:
-        step()
-    align()
-    return seconds_of(step, device, 3 * window) / count.operators

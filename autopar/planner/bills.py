@@ -28,12 +28,14 @@ from cost_models.memory import (
     optimizer_traffic_bytes,
     state_bytes,
 )
-from cost_models.overlap import overlap_fraction
+from cost_models.overlap import hides, overlap_fraction
 from hardware_profiles.chip import Chip
 from hardware_profiles.topology import Topology
 
 REDUCE_BYTES = 4.0
 """Gradients are reduced in fp32."""
+BUCKET_BYTES = 25 * 2**20
+"""Of gradients that are averaged in one message where states are whole (as torch's DDP)."""
 WORKSPACE_BYTES = 64 * 2**20
 """Matmul workspace (cuBLAS keeps 32 MiB a handle on Hopper) and kernels' scratch."""
 
@@ -84,7 +86,7 @@ class Bills:
     ) -> None:
         self.c, self.request, self.topology, self.chip = configuration, request, topology, chip
         self.capacity, self.known = capacity, known
-        self.overlap = overlap_fraction("dp")
+        self.overlap = overlap_fraction("dp") if hides(chip) else 0.0
 
     def most_in_flight(self, stage: int) -> tuple[int, ...]:
         """Most micro-batches that each chunk has in flight, at whichever moment."""
@@ -141,15 +143,22 @@ class Bills:
         # Zero 2 over several micro-batches keeps whole gradients and reduces after the last (`cost_models.memory.held_as`).
         late = self.c.zero < 2 or self.c.pp > 1 or (self.c.zero == 2 and self.c.micro_batches > 1)
         share = unit / parameters if parameters else 0.0
-        gather = self._dp_seconds("all_gather", parameters * element_bytes(self.request.dtype)) if self.c.zero else 0.0
-        reduce = self._dp_seconds("reduce_scatter" if self.c.zero else "all_reduce", parameters * REDUCE_BYTES)
+        # One collective for each unit (fully_shard), or for each bucket.
+        units = max(1.0, parameters / unit) if unit else 1.0
+        buckets = max(1.0, parameters * REDUCE_BYTES / BUCKET_BYTES)
+        gathered = parameters * element_bytes(self.request.dtype)
+        gather = self._dp_seconds("all_gather", gathered, units) if self.c.zero else 0.0
+        kind: Kind = "reduce_scatter" if self.c.zero else "all_reduce"
+        reduce = self._dp_seconds(kind, parameters * REDUCE_BYTES, units if self.c.zero else buckets)
         return DataParallel(gather, reduce, gathers, "once" if late else "each_backward", min(share, 1.0))
 
-    def _dp_seconds(self, kind: Kind, bytes_: float) -> float:
-        key = (kind, bytes_, self.c.dp, self.c.tp)
+    def _dp_seconds(self, kind: Kind, bytes_: float, pieces: float) -> float:
+        """Seconds of as many collectives that move `bytes_` together; never less than one that moves them all."""
+        key = (kind, bytes_, pieces, self.c.dp, self.c.tp)
         if key not in self.known:
             group = self.topology.strided(self.c.dp, self.c.tp)
-            self.known[key] = float(collective_seconds(kind, bytes_, group, self.chip))
+            whole, piece = collective_seconds(kind, np.array([bytes_, bytes_ / pieces]), group, self.chip)
+            self.known[key] = max(float(whole), pieces * float(piece))
         return self.known[key]
 
     def send_seconds(self, bytes_: float) -> float:
@@ -176,10 +185,12 @@ class Bills:
         seconds = self.optimizer_seconds(parameters)
         if dp.gathers == "once":
             seconds += self._with_end(dp.gather, dp.bare_share, forward)
+        elif dp.gathers == "each_action":
+            seconds += dp.gather * dp.bare_share
         if dp.reduces == "once":
             seconds += self._with_end(dp.reduce, dp.bare_share, backward)
-        if dp.gathers == "each_action":
-            seconds += dp.exposed_ends
+        elif dp.reduces == "each_backward":
+            seconds += dp.reduce * dp.bare_share
         return seconds
 
     def _with_end(self, seconds: float, bare_share: float, beside: float) -> float:
