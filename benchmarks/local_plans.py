@@ -2,10 +2,10 @@
 
     python benchmarks/local_plans.py [--rounds 15] [--json out.json]
 
-The machine is calibrated first, under the same pinning. All plans train in one process group; a round gives each one step, in an
-order drawn anew, so that what else the machine does falls on all alike. Printed: each plan's predicted step and its measured median
-with quartiles, the median error, the rank correlation (Spearman), and the regret of the planner's own choice: how much slower it
-is than the best measured plan.
+The machine is calibrated first, under the same pinning. All plans train in one process group; a round gives each one step,
+in an order drawn anew, so that what else the machine does falls on all alike. Printed: each plan's predicted step and its
+measured median with quartiles, the median error, the rank correlation (Spearman), and the regret of the planner's own choice:
+how much slower it is than the best measured plan.
 """
 
 from __future__ import annotations
@@ -118,7 +118,11 @@ def name_of(plan: Plan) -> str:
     mode = max((entry.mode for entry in plan.recompute), default="none", key=("none", "selective", "full").index)
     parts = [f"pp={mesh.pp} tp={mesh.tp} dp={mesh.dp_shard * mesh.dp_replicate} zero={plan.stages[0].zero}"]
     parts.append(f"micro_batch={schedule.micro_batch}")
-    parts += [schedule.name] * (mesh.pp > 1) + ["sp"] * bool(plan.options.get("sp")) + [f"recompute={mode}"] * (mode != "none")
+    parts += (
+        [schedule.name] * (mesh.pp > 1)
+        + ["sp"] * bool(plan.options.get("sp"))
+        + [f"recompute={mode}"] * (mode != "none")
+    )
     return " ".join(parts)
 
 
