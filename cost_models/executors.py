@@ -48,6 +48,18 @@ class Executor:
     """Host time for each tensor-parallel collective."""
     broadcast_seconds: float = 0.0
     """Per dp rank and step: parameters sent out rank by rank after the update."""
+    cp_overlap: float = 0.0
+    """Fraction of the exchange of keys and values that hides behind attention."""
+    reduce_bytes: float = 4.0
+    """Bytes per gradient element in the reduction over dp."""
+    selective_products: float = 0.0
+    """Share of the kept matrix products that selective recompute runs again all the same."""
+    attention_kernel: Literal["flash", "cudnn"] | None = None
+    """None: the one that comes with the kernels."""
+    micro_batches_from_stages: bool = False
+    """Under a pipeline a rank's batch is cut into as many micro-batches as there are stages, where nothing else is said."""
+    cast_share: float = 1.0
+    """Share of the casts to fp8 that is traffic of its own, not fused into the operator before."""
 
 
 EXECUTORS = {

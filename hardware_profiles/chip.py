@@ -143,6 +143,8 @@ class Chip(Facts):
     power_watts: Power | None = None
     context_gib: float = Field(default=0.5, ge=0)
     communicator_gib: CommunicatorMemory = CommunicatorMemory()
+    sustained: float | None = Field(default=None, gt=0, le=1.2)
+    """Long-run over microbenchmark rate at this part's power limit; default: that of its tables."""
     efficiency: Annotated[Efficiency, OrText("name of built-in tables, such as ampere")] = Efficiency()
     overlap_slowdown: OverlapSlowdown = OverlapSlowdown()
     residuals: dict[str, float] = {}
@@ -156,6 +158,11 @@ class Chip(Facts):
         if not self.teraflops or any(value <= 0 for value in self.teraflops.values()):
             raise ValueError("teraflops must hold at least one dtype, all above 0")
         return self
+
+    @property
+    def sustained_rate(self) -> float:
+        """Long-run over microbenchmark rate."""
+        return self.efficiency.sustained if self.sustained is None else self.sustained
 
     @property
     def memory_bytes(self) -> float:

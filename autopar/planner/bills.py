@@ -20,6 +20,7 @@ from autopar.planner.request import Request
 from autopar.planner.space import Configuration
 from cost_models.collectives import Kind, collective_seconds
 from cost_models.compute import element_bytes, pointwise_seconds
+from cost_models.executors import executor
 from cost_models.in_flight import Schedule, in_flight_by_chunk
 from cost_models.memory import (
     RESERVE_FRACTION,
@@ -32,8 +33,6 @@ from cost_models.overlap import overlap_fraction
 from hardware_profiles.chip import Chip
 from hardware_profiles.topology import Topology
 
-REDUCE_BYTES = 4.0
-"""Gradients are reduced in fp32."""
 WORKSPACE_BYTES = 64 * 2**20
 """Matmul workspace (cuBLAS keeps 32 MiB a handle on Hopper) and kernels' scratch."""
 
@@ -84,7 +83,8 @@ class Bills:
     ) -> None:
         self.c, self.request, self.topology, self.chip = configuration, request, topology, chip
         self.capacity, self.known = capacity, known
-        self.overlap = overlap_fraction("dp")
+        self.executor = executor(request.executor)
+        self.overlap = overlap_fraction("dp", request.executor)
 
     def most_in_flight(self, stage: int) -> tuple[int, ...]:
         """Most micro-batches that each chunk has in flight, at whichever moment."""
@@ -100,7 +100,7 @@ class Bills:
     @cached_property
     def outside(self) -> float:
         """Context and communicators, bytes."""
-        groups = sum(size > 1 for size in (self.c.pp, self.c.dp, self.c.tp))
+        groups = sum(size > 1 for size in (self.c.pp, self.c.replicas, self.c.tp))
         return communicator_bytes(self.chip, groups) + context_bytes(self.chip)
 
     @property
@@ -112,7 +112,13 @@ class Bills:
     def states(self, holding: Holding) -> dict[str, float]:
         """Parameters, gradients, optimizer states and gathered units, bytes."""
         rates = _state_rates(
-            self.request.optimizer, self.request.dtype, self.c.zero, self.c.dp, self.c.pp > 1, self.c.micro_batches > 1
+            self.request.optimizer,
+            self.request.dtype,
+            self.c.zero,
+            self.c.replicas,
+            self.c.pp > 1,
+            self.c.micro_batches > 1,
+            self.executor.name,
         )
         amounts = (holding.parameters, holding.largest_unit, holding.frozen)
         return {name: sum(map(operator.mul, rate, amounts)) for name, rate in rates.items()}
@@ -123,7 +129,7 @@ class Bills:
 
     def optimizer_seconds(self, parameters: float) -> float:
         """One update of the rank's share."""
-        share = parameters / (self.c.dp if self.c.zero >= 1 else 1)
+        share = parameters / (self.c.replicas if self.c.zero >= 1 else 1)
         key = ("optimizer", share)
         if key not in self.known:
             moved = optimizer_traffic_bytes(share, self.request.optimizer, self.request.dtype)
@@ -132,7 +138,7 @@ class Bills:
 
     def data_parallel(self, parameters: float, unit: float) -> DataParallel:
         """Gathers and reductions of a rank that holds `parameters` elements in units of about `unit`."""
-        if self.c.dp == 1:
+        if self.c.replicas == 1:
             return DataParallel(0.0, 0.0, "never", "never", 0.0)
         each = self.c.zero == 3 and self.c.pp == 1
         gathers: Literal["never", "once", "each_action"] = (
@@ -140,15 +146,19 @@ class Bills:
         )
         # Zero 2 over several micro-batches keeps whole gradients and reduces after the last (`cost_models.memory.held_as`).
         late = self.c.zero < 2 or self.c.pp > 1 or (self.c.zero == 2 and self.c.micro_batches > 1)
-        share = unit / parameters if parameters else 0.0
-        gather = self._dp_seconds("all_gather", parameters * element_bytes(self.request.dtype)) if self.c.zero else 0.0
-        reduce = self._dp_seconds("reduce_scatter" if self.c.zero else "all_reduce", parameters * REDUCE_BYTES)
+        share = unit / parameters if parameters and self.executor.ends_exposed else 0.0
+        width = max(element_bytes(self.request.dtype), 2.0)
+        gather = self._dp_seconds("all_gather", parameters * width) if self.c.zero else 0.0
+        reduced = parameters * (self.executor.reduce_bytes if width == 2 else width)
+        reduce = self._dp_seconds("reduce_scatter" if self.c.zero else "all_reduce", reduced)
+        if self.c.zero in (1, 2):
+            gather += self.executor.broadcast_seconds * self.c.replicas
         return DataParallel(gather, reduce, gathers, "once" if late else "each_backward", min(share, 1.0))
 
     def _dp_seconds(self, kind: Kind, bytes_: float) -> float:
-        key = (kind, bytes_, self.c.dp, self.c.tp)
+        key = (kind, bytes_, self.c.replicas, self.c.tp)
         if key not in self.known:
-            group = self.topology.strided(self.c.dp, self.c.tp)
+            group = self.topology.strided(self.c.replicas, self.c.tp)
             self.known[key] = float(collective_seconds(kind, bytes_, group, self.chip))
         return self.known[key]
 
@@ -156,7 +166,7 @@ class Bills:
         """A hidden state to the next stage, where that is slowest."""
         if self.c.pp == 1:
             return 0.0
-        stride = self.c.dp * self.c.tp
+        stride = self.c.replicas * self.c.tp
         key = ("send", bytes_, stride)
         if key not in self.known:
             group = self.topology.neighbours(stride)
@@ -194,7 +204,7 @@ class Bills:
 
 @cache
 def _state_rates(
-    optimizer: str, dtype: str, zero: int, shards: int, pipelined: bool, accumulating: bool
+    optimizer: str, dtype: str, zero: int, shards: int, pipelined: bool, accumulating: bool, executor_name: str
 ) -> dict[str, tuple[float, ...]]:
     """Bytes for each trained element, each of the largest unit, each frozen one: `state_bytes` is linear in the three."""
     found = state_bytes(
@@ -207,6 +217,7 @@ def _state_rates(
         shards=shards,
         pipelined=pipelined,
         accumulating=accumulating,
+        executor=executor_name,
     )
     return {
         "parameters": _rates(found.parameters),

@@ -27,6 +27,13 @@ class Configuration(NamedTuple):
     schedule: Schedule
     virtual_stages: int
     zero: int
+    cp: int = 1
+    """Priced where a caller states it; the search does not offer it."""
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters: dp times cp."""
+        return self.dp * self.cp
 
 
 def configurations(

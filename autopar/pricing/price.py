@@ -9,13 +9,13 @@ collectives   the division's conversions, and their adjoints on the way back
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import numpy as np
 
-from autopar.documents.graph import BlockClass, Graph, Operator, Term
+from autopar.documents.graph import BlockClass, Graph, Operator, RecomputeOption, Term
 from autopar.documents.plan import Collective
 from autopar.pricing.division import Division, divided_atom, is_view
 from autopar.pricing.fusion import external_tensors, fusion_groups
@@ -30,6 +30,7 @@ from cost_models.compute import (
     host_seconds,
     pointwise_seconds,
 )
+from cost_models.executors import executor
 from cost_models.overlap import overlap_fraction
 from hardware_profiles.chip import Chip
 from hardware_profiles.cluster import Group
@@ -47,6 +48,8 @@ class RecomputePrice:
     saved_bytes: float
     seconds: float
     collectives: tuple[Collective, ...] = ()
+    overhead_seconds: float = 0.0
+    """Of the host, beyond the device's."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,16 @@ class Setting:
     degree: int
     group: Group
     seq_len: int
+    executor: str = "autopar"
+    """Whose habits (`cost_models.executors`)."""
+    cp: int = 1
+    """Ranks that share each sequence, and what they see of each other."""
+    cp_group: Group | None = None
+
+    @property
+    def activations(self) -> str:
+        """The dtype of activations: linear layers alone compute in fp8 or less."""
+        return self.dtype if element_bytes(self.dtype) >= 2 else "bf16"
 
 
 _Atoms = tuple[tuple[int, int | tuple[int, ...]], ...]
@@ -126,7 +139,9 @@ class _Pricer:
     ) -> None:
         self.block_class = graph.class_by_name[class_name]
         self.division, self.setting, self.micro_batches = division, setting, micro_batches
-        self.width = int(element_bytes(setting.dtype))
+        self.executor = executor(setting.executor)
+        self.is_end = any(class_name in (chain.prologue, chain.epilogue) for chain in graph.chains)
+        self.width = int(element_bytes(setting.activations))
         self.sized = _sized_for(graph, self.block_class, setting, micro_batches, self.width)
         self.sizes = self.sized.sizes
         self.divided = self._divided_atoms()
@@ -149,7 +164,8 @@ class _Pricer:
         backward = self._seconds(self.sized.backward)
         forward_host, backward_host = (self._host(phase) for phase in ("forward", "backward"))
         saved = {option.name: self._saved(option.saved) for option in self.block_class.recompute}
-        again = {option.name: self._again(option.operators) for option in self.block_class.recompute}
+        again = {option.name: self._again(option) for option in self.block_class.recompute}
+        accumulation = self._accumulation_seconds()
         workspace, output = self._workspace(), self._output()
         result = []
         for number in range(len(self.micro_batches)):
@@ -157,7 +173,7 @@ class _Pricer:
             result.append(
                 BlockPrice(
                     forward_seconds=_at(forward, number),
-                    backward_seconds=_at(backward, number),
+                    backward_seconds=_at(backward, number) + accumulation,
                     forward_overhead_seconds=max(0.0, forward_host - _at(forward, number)),
                     backward_overhead_seconds=max(0.0, backward_host - _at(backward, number)),
                     forward_collectives=first,
@@ -167,7 +183,8 @@ class _Pricer:
                             mode=_mode(option.name),
                             keep=option.keep,
                             saved_bytes=_at(saved[option.name], number),
-                            seconds=_at(again[option.name], number),
+                            seconds=_at(again[option.name][0], number),
+                            overhead_seconds=max(0.0, again[option.name][1] - _at(again[option.name][0], number)),
                             collectives=self._collectives("forward", number, frozenset(option.operators)),
                         )
                         for option in self.block_class.recompute
@@ -183,14 +200,29 @@ class _Pricer:
     def _seconds(self, kernels: Iterable[Sequence[Work]]) -> Amount:
         return sum((self._kernel(list(group)) for group in kernels), 0.0)
 
-    def _again(self, operators: tuple[int, ...]) -> Amount:
-        wanted = set(operators)
-        groups = ([work for work in group if work.operator.id in wanted] for group in self.sized.forward)
-        return self._seconds(group for group in groups if group)
+    def _again(self, option: RecomputeOption) -> tuple[Amount, float]:
+        """Seconds of running again what an entry of the menu does not keep: the device's, the host's."""
+        wanted = set(option.operators)
+        if not wanted:
+            return 0.0, 0.0
+        groups = [[work for work in group if work.operator.id in wanted] for group in self.sized.forward]
+        groups = [group for group in groups if group]
+        host = self._launching(groups) + self.executor.checkpoint_seconds
+        seconds = self._seconds(groups)
+        if _mode(option.name) == "selective" and self.executor.selective_products:
+            kept = [[work] for work in self.sized.works if work.operator.phase == "forward"]
+            kept = [group for group in kept if group[0].kind == "matmul" and group[0].operator.id not in wanted]
+            seconds = seconds + self.executor.selective_products * self._seconds(kept)
+        return seconds, host
+
+    def _accumulation_seconds(self) -> float:
+        """Adding the gradients of a micro-batch to their accumulators, where no product does it."""
+        moved = self.executor.accumulation_bytes * self._parameters(trainable=True)
+        return float(pointwise_seconds(self.setting.chip, moved, "add")) if moved else 0.0
 
     def _kernel(self, group: list[Work]) -> Amount:
         """Device seconds of one kernel on one rank."""
-        work, chip, dtype = group[0], self.setting.chip, self.setting.dtype
+        work, chip = group[0], self.setting.chip
         share = self._share(work.operator)
         if len(group) > 1:
             tensors = self.sized.external[self._leader(group)]
@@ -205,14 +237,14 @@ class _Pricer:
             attributes = work.operator.attributes
             return attention_seconds(
                 chip,
-                work.flops * share,
+                work.flops * share * self.setting.cp,  # own queries meet every rank's keys
                 work.bytes * share,
                 phase=work.operator.phase,
-                seq=self.setting.seq_len,
+                seq=self.setting.seq_len // self.setting.cp,
                 head_dim=int(attributes["head_dim"]),
                 causal=bool(attributes["causal"]),
-                dtype=dtype,
-                kernel=ATTENTION_KERNEL[self.setting.kernels],
+                dtype=self.setting.activations,
+                kernel=self.executor.attention_kernel or ATTENTION_KERNEL[self.setting.kernels],
             )
         return pointwise_seconds(chip, self._moved(work), work.kind)
 
@@ -233,9 +265,18 @@ class _Pricer:
             if pending and divided_atom(self.block_class, dim) == atom:
                 size, pending = size / self.setting.degree, False
             letters[letter] = letters[letter] * size
-        return gemm_seconds(
-            self.setting.chip, letters["m"], letters["n"], letters["k"], self.setting.dtype, work.layout, letters["b"]
-        )
+        m, n, k, b = (letters[letter] for letter in "mnkb")
+        narrow = work.is_linear and not self.is_end
+        dtype = self.setting.dtype if narrow else self.setting.activations
+        seconds = gemm_seconds(self.setting.chip, m, n, k, dtype, work.layout, b)
+        if dtype != self.setting.activations and work.layout != "wgrad":
+            seconds = seconds + self._cast_seconds(work, m, n, k)
+        return seconds
+
+    def _cast_seconds(self, work: Work, m: Amount, n: Amount, k: Amount) -> Amount:
+        """To fp8: the rows that enter a product are read in two bytes and written in one, as they are and transposed for wgrad."""
+        rows = m * k if work.layout == "forward" else np.minimum(m * k, m * n)
+        return pointwise_seconds(self.setting.chip, 4.0 * rows * self.executor.cast_share, "copy")
 
     def _share(self, operator: Operator) -> float:
         return 1.0 / self.setting.degree if operator.id in self.divided else 1.0
@@ -261,18 +302,24 @@ class _Pricer:
     def _bytes(self, tensor: int) -> Amount:
         return self.block_class.tensor_by_id[tensor].bytes(self.sizes, self.width)
 
-    def _host(self, phase: str) -> float:
+    def _host(self, phase: Literal["forward", "backward"]) -> float:
+        """Host seconds of a phase: its kernels and its collectives."""
         kernels = self.sized.forward if phase == "forward" else self.sized.backward
+        collectives = sum(item.count for item in self._collectives(phase, 0)) if self.setting.degree > 1 else 0
+        return self._launching(kernels) + collectives * self.executor.collective_seconds
+
+    def _launching(self, kernels: Sequence[Sequence[Work]]) -> float:
         views = sum(len(group) == 1 and group[0].kind == "view" for group in kernels)
         count = len(kernels) - views + VIEW_HOST_SHARE * views
-        return float(host_seconds(self.setting.chip, count, self.setting.kernels))
+        return float(host_seconds(self.setting.chip, count, self.setting.kernels)) * self.executor.host_factor
 
     def _saved(self, tensors: tuple[int, ...]) -> Amount:
         return sum((self._stored(tensor) for tensor in tensors), 0.0)
 
     def _stored(self, tensor: int) -> Amount:
         state = self.division.states.get(tensor)
-        whole = state is None or state.kind != "S" or tensor in self.division.gathered
+        whole = state is None or state.kind != "S"
+        whole = whole or (tensor in self.division.gathered and self.executor.saves_gathered_input)
         return self._bytes(tensor) / (1 if whole else self.setting.degree)
 
     def _output(self) -> Amount:
@@ -336,7 +383,34 @@ class _Pricer:
             for when, kind, tensor in use.collectives:
                 if when == phase:
                     moved.setdefault(kind, []).append(self._composite_bytes(use.operator, tensor, number))
-        return tuple(self._collective(kind, sizes) for kind, sizes in moved.items())
+        found = [self._collective(kind, sizes) for kind, sizes in moved.items()]
+        return (*found, *self._context_collectives(phase, number, again))
+
+    def _context_collectives(
+        self, phase: Literal["forward", "backward"], number: int, again: frozenset[int] | None
+    ) -> Iterator[Collective]:
+        """Keys and values of a divided sequence: gathered for the queries of every rank, their gradients reduced back.
+
+        A ring moves as many bytes as the gather; what it hides behind attention is the executor's `cp_overlap`.
+        """
+        if self.setting.cp == 1 or self.setting.cp_group is None:
+            return
+        for operator in self.block_class.operators:
+            is_attention = operator.name.startswith("autopar.attention") and operator.phase == "forward"
+            if not is_attention or (again is not None and operator.id not in again):
+                continue
+            own = sum(_at(self._bytes(read), number) for read in operator.reads[1:3]) * self._share(operator)
+            kinds: tuple[Kind, ...] = ("all_gather",) if phase == "forward" else ("all_gather", "reduce_scatter")
+            for kind in kinds:
+                full = own * self.setting.cp
+                yield Collective.model_construct(
+                    axis="cp",
+                    kind=kind,
+                    count=1,
+                    bytes=full,
+                    seconds=float(collective_seconds(kind, full, self.setting.cp_group, self.setting.chip)),
+                    overlap=overlap_fraction("cp", self.setting.executor),
+                )
 
     def _touching(self, tensor: int) -> set[int]:
         """Forward operators that write or read a tensor."""
@@ -363,14 +437,14 @@ class _Pricer:
             count=len(sizes),
             bytes=sum(sizes) / len(sizes),
             seconds=seconds,
-            overlap=overlap_fraction("tp"),
+            overlap=overlap_fraction("tp", self.setting.executor),
         )
 
 
 def _sized_for(
     graph: Graph, block_class: BlockClass, setting: Setting, micro_batches: tuple[int, ...], width: int
 ) -> _Sized:
-    each = [graph.sizes(micro_batch, setting.seq_len) for micro_batch in micro_batches]
+    each = [graph.sizes(micro_batch, setting.seq_len // setting.cp) for micro_batch in micro_batches]
     atoms = tuple(
         (atom, size if all(other[atom] == size for other in each) else tuple(other[atom] for other in each))
         for atom, size in each[0].items()
