@@ -105,11 +105,13 @@ def _executor(run: Run) -> Executor:
 
 def _choices(run: Run, habits: Executor) -> Iterator[Choice]:
     """What is stated, or every choice where it is not."""
-    recomputes = (run.recompute,) if run.recompute else ("none", "selective", "full")
+    stated = run.recompute or habits.recompute
+    recomputes = (stated,) if stated else ("none", "selective", "full")
     interleaves: tuple[int, ...] = (run.vp,) if run.vp else (1,)
     open_interleave = run.pp > 1 and not run.vp and "interleaved" in run.schedule
     if open_interleave:
-        interleaves = tuple(v for v in INTERLEAVES if v > 1 and _divides(run.layers, run.pp * v))
+        usual = (habits.virtual_stages,) if habits.virtual_stages else INTERLEAVES
+        interleaves = tuple(v for v in usual if v > 1 and _divides(run.layers, run.pp * v))
     per_replica = run.global_batch // run.dp
     if run.micro_batch:
         sizes: tuple[int, ...] = (run.micro_batch,)

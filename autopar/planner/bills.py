@@ -149,7 +149,7 @@ class Bills:
         share = unit / parameters if parameters and self.executor.ends_exposed else 0.0
         width = max(element_bytes(self.request.dtype), 2.0)
         gather = self._dp_seconds("all_gather", parameters * width) if self.c.zero else 0.0
-        reduced = parameters * (self.executor.reduce_bytes if width == 2 else width)
+        reduced = parameters * self.executor.gradient_bytes(self.request.dtype)
         reduce = self._dp_seconds("reduce_scatter" if self.c.zero else "all_reduce", reduced)
         if self.c.zero in (1, 2):
             gather += self.executor.broadcast_seconds * self.c.replicas

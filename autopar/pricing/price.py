@@ -23,6 +23,7 @@ from autopar.pricing.work import Amount, Work, work_of
 from cost_models.collectives import Kind, collective_seconds
 from cost_models.compute import (
     ATTENTION_KERNEL,
+    HOST_FACTOR,
     Kernels,
     attention_seconds,
     element_bytes,
@@ -205,6 +206,8 @@ class _Pricer:
         wanted = set(option.operators)
         if not wanted:
             return 0.0, 0.0
+        if option.name == "full" and not self.executor.recompute_stops_early:
+            wanted = {work.operator.id for work in self.sized.works if work.operator.phase == "forward"}
         groups = [[work for work in group if work.operator.id in wanted] for group in self.sized.forward]
         groups = [group for group in groups if group]
         host = self._launching(groups) + self.executor.checkpoint_seconds
@@ -217,7 +220,7 @@ class _Pricer:
 
     def _accumulation_seconds(self) -> float:
         """Adding the gradients of a micro-batch to their accumulators, where no product does it."""
-        moved = self.executor.accumulation_bytes * self._parameters(trainable=True)
+        moved = self.executor.accumulation_bytes(self.setting.dtype) * self._parameters(trainable=True)
         return float(pointwise_seconds(self.setting.chip, moved, "add")) if moved else 0.0
 
     def _kernel(self, group: list[Work]) -> Amount:
@@ -311,7 +314,8 @@ class _Pricer:
     def _launching(self, kernels: Sequence[Sequence[Work]]) -> float:
         views = sum(len(group) == 1 and group[0].kind == "view" for group in kernels)
         count = len(kernels) - views + VIEW_HOST_SHARE * views
-        return float(host_seconds(self.setting.chip, count, self.setting.kernels)) * self.executor.host_factor
+        seconds = float(host_seconds(self.setting.chip, count, self.setting.kernels))
+        return seconds * self.executor.host_factor / HOST_FACTOR[self.executor.kernels]
 
     def _saved(self, tensors: tuple[int, ...]) -> Amount:
         return sum((self._stored(tensor) for tensor in tensors), 0.0)
@@ -371,19 +375,29 @@ class _Pricer:
     ) -> tuple[Collective, ...]:
         """Collectives of a phase; with `again` those that recompute repeats: out of or into an operator that runs again."""
         moved: dict[str, list[float]] = {}
+        beside: dict[str, list[float]] = {}
         for conversion in self.division.conversions:
             if again is not None and not again & self._touching(conversion.site.tensor):
                 continue
             kind: str = conversion.forward if phase == "forward" else conversion.backward
+            size = _at(self._bytes(conversion.site.tensor), number)
             if kind not in ("identity", "slice"):
-                moved.setdefault(kind, []).append(_at(self._bytes(conversion.site.tensor), number))
+                # the gradient of a column-wise linear's input: nothing in its own backward waits for it
+                hides = phase == "backward" and conversion.target.kind == "R*"
+                (beside if hides else moved).setdefault(kind, []).append(size)
+            if phase == "backward" and conversion.source.kind == "S" and conversion.target.kind == "R*":
+                if not self.executor.saves_gathered_input:
+                    beside.setdefault("all_gather", []).append(size)
         for use in self.division.composites:
             if again is not None and use.operator not in again:
                 continue
             for when, kind, tensor in use.collectives:
                 if when == phase:
                     moved.setdefault(kind, []).append(self._composite_bytes(use.operator, tensor, number))
-        found = [self._collective(kind, sizes) for kind, sizes in moved.items()]
+        overlap = overlap_fraction("tp", self.setting.executor)
+        found = [self._collective(kind, sizes, overlap) for kind, sizes in moved.items()]
+        overlap = max(overlap, self.executor.tp_backward_overlap)
+        found += [self._collective(kind, sizes, overlap) for kind, sizes in beside.items()]
         return (*found, *self._context_collectives(phase, number, again))
 
     def _context_collectives(
@@ -428,7 +442,7 @@ class _Pricer:
         first = self.block_class.tensor_by_id[rows.reads[0]]
         return 4 * _at(Term(coefficient=1.0, atoms=sum(first.dims[:-1], ())).value(self.sizes), number)
 
-    def _collective(self, kind: str, sizes: list[float]) -> Collective:
+    def _collective(self, kind: str, sizes: list[float], overlap: float) -> Collective:
         name = cast(Kind, kind)
         seconds = sum(collective_seconds(name, size, self.setting.group, self.setting.chip) for size in sizes)
         return Collective.model_construct(
@@ -437,7 +451,7 @@ class _Pricer:
             count=len(sizes),
             bytes=sum(sizes) / len(sizes),
             seconds=seconds,
-            overlap=overlap_fraction("tp", self.setting.executor),
+            overlap=overlap,
         )
 
 
