@@ -38,6 +38,21 @@ class Architecture:
     seq_len: int
     fused_attention: bool
     dropout: float
+    experts: int = 0
+    topk: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0
+    latent: tuple[int, int, int] | None = None
+    """Ranks of queries, of keys and values, and the rotary part of a head: multi-head latent attention (arXiv 2405.04434)."""
+
+
+LATENT = {"deepseek": (1536, 512, 64), "kimi": (1536, 512, 64)}
+"""Model families with latent attention, whose ranks the CSV has no column for (their published configs)."""
+
+
+def latent_ranks(model: str) -> tuple[int, int, int] | None:
+    """Ranks by the family's name; None: plain attention."""
+    return next((ranks for family, ranks in LATENT.items() if model.lower().startswith(family)), None)
 
 
 class Norm(nn.Module):
@@ -81,14 +96,67 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-class FeedForward(nn.Module):
-    """GELU, or SwiGLU."""
+class LatentAttention(nn.Module):
+    """Queries, and keys with values, each through a narrow projection; one rotary key for all heads."""
+
+    def __init__(self, a: Architecture, ranks: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.a, (q_rank, self.rank, self.rotary) = a, ranks
+        self.q_down, self.q_norm = nn.Linear(a.hidden, q_rank, bias=False), nn.RMSNorm(q_rank)
+        self.q_up = nn.Linear(q_rank, a.heads * (a.head_dim + self.rotary), bias=False)
+        self.kv_down, self.kv_norm = nn.Linear(a.hidden, self.rank, bias=False), nn.RMSNorm(self.rank)
+        self.key = nn.Linear(a.hidden, self.rotary, bias=False)
+        self.k_up = nn.Linear(self.rank, a.heads * a.head_dim, bias=False)
+        self.v_up = nn.Linear(self.rank, a.heads * a.head_dim, bias=False)
+        self.out = nn.Linear(a.heads * a.head_dim, a.hidden, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """(batch, seq, hidden) -> the same; `cos` and `sin` are those of the rotary part."""
+        batch, seq, _ = x.shape
+        heads = lambda t: t.view(batch, seq, self.a.heads, -1).transpose(1, 2)  # noqa: E731
+        q = heads(self.q_up(self.q_norm(self.q_down(x))))
+        narrow = self.kv_norm(self.kv_down(x))
+        k, v = heads(self.k_up(narrow)), heads(self.v_up(narrow))
+        plain, turned = q.split([self.a.head_dim, self.rotary], dim=-1)
+        q = torch.cat((plain, _rotate(turned, cos, sin)), dim=-1)
+        one = _rotate(self.key(x).view(batch, seq, 1, -1).transpose(1, 2), cos, sin)
+        k = torch.cat((k, one.expand(-1, self.a.heads, -1, -1)), dim=-1)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(out.transpose(1, 2).reshape(batch, seq, -1))
+
+
+class Experts(nn.Module):
+    """SwiGLU experts as grouped products over the rows that a router sends them; a shared one beside them."""
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
-        self.gate = nn.Linear(a.hidden, a.ffn, bias=False) if a.gated else None
-        self.up = nn.Linear(a.hidden, a.ffn, bias=not a.gated)
-        self.down = nn.Linear(a.ffn, a.hidden, bias=not a.gated)
+        self.a = a
+        self.router = nn.Linear(a.hidden, a.experts, bias=False)
+        self.gate, self.up = (nn.Parameter(torch.empty(a.experts, a.hidden, a.expert_ffn)) for _ in range(2))
+        self.down = nn.Parameter(torch.empty(a.experts, a.expert_ffn, a.hidden))
+        self.shared = FeedForward(a, a.shared_ffn) if a.shared_ffn else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, seq, hidden) -> the same."""
+        flat = x.reshape(-1, x.shape[-1])
+        weights, chosen = self.router(flat).softmax(dim=-1).topk(self.a.topk, dim=-1)
+        order = chosen.flatten().argsort()
+        ends = F.one_hot(chosen.flatten(), self.a.experts).sum(0).cumsum(0).to(torch.int32)
+        rows = flat[order // self.a.topk]
+        inner = F.silu(torch._grouped_mm(rows, self.gate, offs=ends)) * torch._grouped_mm(rows, self.up, offs=ends)
+        out = torch._grouped_mm(inner, self.down, offs=ends) * weights.flatten()[order].unsqueeze(-1)
+        total = torch.zeros_like(flat).index_add(0, order // self.a.topk, out).view_as(x)
+        return total if self.shared is None else total + self.shared(x)
+
+
+class FeedForward(nn.Module):
+    """GELU, or SwiGLU."""
+
+    def __init__(self, a: Architecture, ffn: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(a.hidden, ffn, bias=False) if a.gated else None
+        self.up = nn.Linear(a.hidden, ffn, bias=not a.gated)
+        self.down = nn.Linear(ffn, a.hidden, bias=not a.gated)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, seq, hidden) -> the same."""
@@ -102,7 +170,8 @@ class Block(nn.Module):
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         self.norm1, self.norm2 = Norm(a), Norm(a)
-        self.attention, self.ffn = Attention(a), FeedForward(a)
+        self.attention = Attention(a) if a.latent is None else LatentAttention(a, a.latent)
+        self.ffn = Experts(a) if a.experts else FeedForward(a, a.ffn)
         self.drop = nn.Dropout(a.dropout) if a.dropout else nn.Identity()
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None) -> torch.Tensor:
@@ -139,7 +208,7 @@ class Decoder(nn.Module):
         return logits if labels is None else F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
 
     def _rotary(self, seq: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        dim = self.a.head_dim
+        dim = self.a.head_dim if self.a.latent is None else self.a.latent[2]
         frequency = 10000.0 ** (-torch.arange(0, dim, 2, device=like.device).double() / dim)
         angle = torch.outer(torch.arange(seq, device=like.device).double(), frequency).repeat(1, 2)
         return angle.cos().to(like.dtype), angle.sin().to(like.dtype)

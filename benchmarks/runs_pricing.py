@@ -14,7 +14,7 @@ from math import ceil
 from typing import cast
 
 from runs_clusters import chip_of, topology_of
-from runs_models import Architecture, graph_of
+from runs_models import Architecture, graph_of, latent_ranks
 from runs_table import Run, Skip
 
 from autopar.documents.plan import Mesh, Plan, Schedule, StageCost
@@ -90,8 +90,10 @@ def predict(run: Run) -> Scored:
 
 
 def _refuse(run: Run) -> None:
-    if run.experts:
-        raise Skip("mixture of experts", run.model)
+    if "lora" in run.task.lower():
+        raise Skip("adapters", f"{run.task}: only adapters are trained")
+    if run.experts and run.experts % run.ep:
+        raise Skip("contradictory", f"ep({run.ep}) does not divide experts({run.experts})")
     if run.gpu.upper() == "MIXED":
         raise Skip("unlike devices", run.gpu)
 
@@ -202,6 +204,8 @@ def _case(run: Run, habits: Executor, choice: Choice) -> tuple[Case, Answer]:
         virtual_stages=choice.virtual_stages if schedule == "interleaved" else 1,
         zero=_zero(run, habits),
         cp=run.cp,
+        ep=run.ep,
+        etp=_etp(run),
     )
     request = Request(
         global_batch=run.dp * choice.micro_batch * micro_batches,
@@ -213,10 +217,14 @@ def _case(run: Run, habits: Executor, choice: Choice) -> tuple[Case, Answer]:
         executor=habits.name,
     )
     graph = graph_of(_architecture(run, habits))
-    model = Model(graph, topology, chip, UNLIMITED_BYTES, request, run.cp)
+    model = Model(graph, topology, chip, UNLIMITED_BYTES, request, run.cp, run.ep, _etp(run))
     _divide(model.prices, run.tp, sp, graph.class_counts)
     case = Case(model, configuration)
     return case, Answer(_blocks(run, configuration), 1.0)
+
+
+def _etp(run: Run) -> int:
+    return run.etp or 1
 
 
 def _zero(run: Run, habits: Executor) -> int:
@@ -246,6 +254,11 @@ def _architecture(run: Run, habits: Executor) -> Architecture:
         seq_len=run.seq_len,
         fused_attention=fused,
         dropout=0.0 if fused else 0.1,
+        experts=run.experts,
+        topk=run.topk,
+        expert_ffn=run.moe_ffn,
+        shared_ffn=run.shared_ffn,
+        latent=latent_ranks(run.model),
     )
 
 

@@ -16,10 +16,10 @@ COLUMNS = (
     "id", "source", "model", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated_mlp", "vocab", "seq_len",
     "experts", "topk", "moe_ffn", "shared_expert_ffn", "dense_layers", "gpu", "gpus", "gpus_per_node", "intra_link",
     "inter_link_gbps_per_gpu", "framework", "dtype", "global_batch", "micro_batch", "dp", "tp", "sp", "pp", "vp", "cp", "ep",
-    "etp", "zero_stage", "recompute", "flash_attention", "step_time_s", "peak_mem_gib", "mem_definition",
+    "etp", "zero_stage", "recompute", "flash_attention", "task", "step_time_s", "peak_mem_gib", "mem_definition",
     "peer_prediction", "kernels", "schedule", "async_tp", "release", "derived_fields", "notes", "tier",
 )  # fmt: skip
-OPTIONAL = ("kernels", "schedule", "async_tp", "release", "derived_fields", "notes", "peer_prediction", "mem_definition")
+OPTIONAL = ("task", "kernels", "schedule", "async_tp", "release", "derived_fields", "notes", "peer_prediction", "mem_definition")
 DEFAULT_VOCABULARY = 51200
 """GPT-2's 50,257 tokens padded for eight-way tensor parallelism: where a source does not say."""
 
@@ -48,6 +48,7 @@ class Run:
     gated: bool
     vocabulary: int
     seq_len: int
+    task: str
     experts: int
     topk: int
     moe_ffn: int
@@ -150,6 +151,7 @@ def run_of(cells: dict[str, str | None], file: str, identity: str) -> Run:
         gated=bool(read.count("gated_mlp", 0)),
         vocabulary=read.count("vocab", DEFAULT_VOCABULARY),
         seq_len=read.count("seq_len"),
+        task=read.text("task"),
         experts=read.count("experts", 0),
         topk=read.count("topk", 0),
         moe_ffn=read.count("moe_ffn", 0),

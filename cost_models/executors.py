@@ -42,6 +42,8 @@ class Executor:
     (beside wgrad), and the second gather of its input (beside dgrad)."""
     cp_overlap: float = 0.0
     """Fraction of the exchange of keys and values that hides behind attention."""
+    ep_overlap: float = 0.0
+    """Fraction of the all-to-alls of experts that hides behind other compute."""
     dp_overlap: float = 0.9
     """Fraction of data-parallel collectives that hides behind compute, where there is compute to hide behind."""
     ends_exposed: bool = True

@@ -50,6 +50,8 @@ class Holding:
     largest_unit: float
     """Elements of the largest unit that ZeRO gathers at once."""
     workspace: float
+    experts: float = 0.0
+    """Of the trainable elements, those of experts: their states are divided over the ranks that hold the same experts."""
 
 
 @dataclass(frozen=True)
@@ -111,17 +113,30 @@ class Bills:
 
     def states(self, holding: Holding) -> dict[str, float]:
         """Parameters, gradients, optimizer states and gathered units, bytes."""
-        rates = _state_rates(
+        if holding.experts and self.c.zero:
+            return self._states_with_experts(holding)
+        rates = self._rates(self.c.replicas)
+        amounts = (holding.parameters, holding.largest_unit, holding.frozen)
+        return {name: sum(map(operator.mul, rate, amounts)) for name, rate in rates.items()}
+
+    def _states_with_experts(self, holding: Holding) -> dict[str, float]:
+        shared = (holding.parameters - holding.experts, holding.largest_unit, holding.frozen)
+        ranks = max(1, self.c.replicas * self.c.tp // (self.c.ep * self.c.etp))
+        pairs = zip(self._rates(self.c.replicas).items(), self._rates(ranks).values(), strict=True)
+        return {
+            name: sum(map(operator.mul, rate, shared)) + own[0] * holding.experts for (name, rate), own in pairs
+        }
+
+    def _rates(self, shards: int) -> dict[str, tuple[float, ...]]:
+        return _state_rates(
             self.request.optimizer,
             self.request.dtype,
             self.c.zero,
-            self.c.replicas,
+            shards,
             self.c.pp > 1,
             self.c.micro_batches > 1,
             self.executor.name,
         )
-        amounts = (holding.parameters, holding.largest_unit, holding.frozen)
-        return {name: sum(map(operator.mul, rate, amounts)) for name, rate in rates.items()}
 
     def static(self, holding: Holding) -> float:
         """Allocated bytes that do not follow the schedule."""
@@ -248,4 +263,5 @@ def holding(columns: Sequence[tuple[Column, int]]) -> Holding:
     frozen = sum(column.price.frozen_elements * count for column, count in columns)
     units = [column.price.parameter_elements for column, count in columns if count]
     spaces = [column.price.workspace_bytes for column, count in columns if count]
-    return Holding(parameters, frozen, max(units, default=0.0), max(spaces, default=0.0))
+    experts = sum(column.price.expert_elements * count for column, count in columns)
+    return Holding(parameters, frozen, max(units, default=0.0), max(spaces, default=0.0), experts)

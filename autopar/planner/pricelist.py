@@ -16,8 +16,10 @@ from hardware_profiles.topology import Topology
 class PriceList:
     """Divisions and prices of a graph on a cluster, made when first asked for."""
 
-    def __init__(self, graph: Graph, topology: Topology, chip: Chip, request: Request, cp: int = 1) -> None:
-        self.cp = cp
+    def __init__(
+        self, graph: Graph, topology: Topology, chip: Chip, request: Request, cp: int = 1, ep: int = 1, etp: int = 1
+    ) -> None:
+        self.cp, self.ep, self.etp = cp, ep, etp
         self.graph, self.topology, self.chip, self.request = graph, topology, chip, request
         self.micro_batches = tuple(b for b in divisors(request.global_batch) if request.allows("micro_batch", b))
         self._divisions: dict[tuple[str, bool], dict[int, Division]] = {}
@@ -107,6 +109,9 @@ class PriceList:
                 executor=self.request.executor,
                 cp=self.cp,
                 cp_group=self.topology.strided(self.cp, tp),
+                ep=self.ep,
+                ep_group=self.topology.strided(self.ep, self.etp),
+                etp=self.etp,
             )
             self._prices[key] = price_block(
                 self.graph, class_name, self.division(class_name, tp, sp), setting, self.micro_batches

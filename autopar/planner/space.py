@@ -28,6 +28,8 @@ class Configuration(NamedTuple):
     virtual_stages: int
     zero: int
     cp: int = 1
+    ep: int = 1
+    etp: int = 1
     """Priced where a caller states it; the search does not offer it."""
 
     @property

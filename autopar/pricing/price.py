@@ -67,6 +67,8 @@ class BlockPrice:
     parameter_elements: float
     """On this rank, trainable."""
     frozen_elements: float = 0.0
+    expert_elements: float = 0.0
+    """Of the trainable ones, those that are divided over ep."""
     workspace_bytes: float = 0.0
     """Most bytes of passing tensors alive at once in backward."""
     output_bytes: float = 0.0
@@ -88,6 +90,10 @@ class Setting:
     cp: int = 1
     """Ranks that share each sequence, and what they see of each other."""
     cp_group: Group | None = None
+    ep: int = 1
+    """Ranks that share the experts, what they see of each other, and the degree of tp inside an expert."""
+    ep_group: Group | None = None
+    etp: int = 1
 
     @property
     def activations(self) -> str:
@@ -143,7 +149,8 @@ class _Pricer:
         self.executor = executor(setting.executor)
         self.is_end = any(class_name in (chain.prologue, chain.epilogue) for chain in graph.chains)
         self.width = int(element_bytes(setting.activations))
-        self.sized = _sized_for(graph, self.block_class, setting, micro_batches, self.width)
+        self.experts = expert_atoms(self.block_class)
+        self.sized = _sized_for(graph, self.block_class, setting, micro_batches, self.width, self.experts)
         self.sizes = self.sized.sizes
         self.divided = self._divided_atoms()
         self.workload_atoms = {atom.id for atom in graph.indices if atom.follows is not None}
@@ -192,6 +199,7 @@ class _Pricer:
                     },
                     parameter_elements=self._parameters(trainable=True),
                     frozen_elements=self._parameters(trainable=False),
+                    expert_elements=self._parameters(trainable=True, experts=True),
                     workspace_bytes=_at(workspace, number),
                     output_bytes=_at(output, number),
                 )
@@ -269,12 +277,28 @@ class _Pricer:
                 size, pending = size / self.setting.degree, False
             letters[letter] = letters[letter] * size
         m, n, k, b = (letters[letter] for letter in "mnkb")
+        grouped = "grouped" in work.operator.name
+        if grouped:
+            m, n, k, b = self._by_expert(m, n, k, work.layout == "wgrad", atom is not None)
         narrow = work.is_linear and not self.is_end
         dtype = self.setting.dtype if narrow else self.setting.activations
-        seconds = gemm_seconds(self.setting.chip, m, n, k, dtype, work.layout, b)
+        seconds = gemm_seconds(self.setting.chip, m, n, k, dtype, work.layout, b, grouped)
         if dtype != self.setting.activations and work.layout != "wgrad":
-            seconds = seconds + self._cast_seconds(work, m, n, k)
+            seconds = seconds + self._cast_seconds(work, m * b if grouped else m, n, k)
         return seconds
+
+    def _by_expert(
+        self, m: Amount, n: Amount, k: Amount, sums_rows: bool, divided: bool
+    ) -> tuple[Amount, Amount, Amount, Amount]:
+        """A grouped product as a batch of one product an expert, rows spread evenly.
+
+        Without tp inside experts each tp rank has its own rows for whole matrices instead of all rows for parts of them.
+        """
+        count = max((self.sizes[expert] for expert in self.experts), default=1.0)
+        widen = self.setting.degree if divided and self.setting.etp == 1 else 1
+        if sums_rows:
+            return m, n * widen, np.maximum(k / count / widen, 1.0), count
+        return np.maximum(m / count / widen, 1.0), n * widen, k, count
 
     def _cast_seconds(self, work: Work, m: Amount, n: Amount, k: Amount) -> Amount:
         """To fp8: the rows that enter a product are read in two bytes and written in one, as they are and transposed for wgrad."""
@@ -333,12 +357,17 @@ class _Pricer:
             return 0.0
         return self._stored(max(outputs, key=lambda tensor: float(np.max(self._bytes(tensor)))))
 
-    def _parameters(self, trainable: bool) -> float:
+    def _parameters(self, trainable: bool, experts: bool = False) -> float:
         total = 0.0
         for parameter in self.block_class.parameters:
             if parameter.trainable == trainable and parameter.tensor is not None:
                 state = self.division.states.get(parameter.tensor)
-                total += parameter.elements / (self.setting.degree if state and state.kind == "S" else 1)
+                elements = parameter.elements / (self.setting.degree if state and state.kind == "S" else 1)
+                if self.experts & set(self.block_class.tensor_by_id[parameter.tensor].atoms):
+                    # without tp inside experts, tp ranks hold experts of their own: ep counts them
+                    total += elements * (self.setting.degree if self.setting.etp == 1 and state else 1) / self.setting.ep
+                elif not experts:
+                    total += elements
         return total
 
     def _workspace(self) -> Amount:
@@ -398,7 +427,26 @@ class _Pricer:
         found = [self._collective(kind, sizes, overlap) for kind, sizes in moved.items()]
         overlap = max(overlap, self.executor.tp_backward_overlap)
         found += [self._collective(kind, sizes, overlap) for kind, sizes in beside.items()]
-        return (*found, *self._context_collectives(phase, number, again))
+        return (
+            *found,
+            *self._context_collectives(phase, number, again),
+            *self._expert_collectives(number, again),
+        )
+
+    def _expert_collectives(self, number: int, again: frozenset[int] | None) -> Iterator[Collective]:
+        """Rows sent to their experts and back: the input of the first grouped product, the output of the last."""
+        grouped = [op for op in self.block_class.operators if op.phase == "forward" and "grouped" in op.name]
+        if not grouped or self.setting.ep == 1 or self.setting.ep_group is None:
+            return
+        for operator, tensor in ((grouped[0], grouped[0].reads[0]), (grouped[-1], grouped[-1].writes[0])):
+            if again is None or operator.id in again:
+                own = self.setting.degree if self.setting.etp == 1 else 1
+                size = _at(self._bytes(tensor), number) / own
+                seconds = collective_seconds("all_to_all", size, self.setting.ep_group, self.setting.chip)
+                overlap = overlap_fraction("ep", self.setting.executor)
+                yield Collective.model_construct(
+                    axis="ep", kind="all_to_all", count=1, bytes=size, seconds=float(seconds), overlap=overlap
+                )
 
     def _context_collectives(
         self, phase: Literal["forward", "backward"], number: int, again: frozenset[int] | None
@@ -456,9 +504,15 @@ class _Pricer:
 
 
 def _sized_for(
-    graph: Graph, block_class: BlockClass, setting: Setting, micro_batches: tuple[int, ...], width: int
+    graph: Graph,
+    block_class: BlockClass,
+    setting: Setting,
+    micro_batches: tuple[int, ...],
+    width: int,
+    experts: frozenset[int],
 ) -> _Sized:
     each = [graph.sizes(micro_batch, setting.seq_len // setting.cp) for micro_batch in micro_batches]
+    each = [{atom: size // setting.ep if atom in experts else size for atom, size in sizes.items()} for sizes in each]
     atoms = tuple(
         (atom, size if all(other[atom] == size for other in each) else tuple(other[atom] for other in each))
         for atom, size in each[0].items()
@@ -469,6 +523,17 @@ def _sized_for(
             _CACHE.clear()
         _CACHE[key] = (block_class, _sized(block_class, atoms, width, setting.kernels != "eager"))
     return _CACHE[key][1]
+
+
+def expert_atoms(block_class: BlockClass) -> frozenset[int]:
+    """Indices that number the matrices of grouped products."""
+    return frozenset(
+        dims[0][0]
+        for operator in block_class.operators
+        if operator.phase == "forward" and "grouped" in operator.name
+        for dims in (block_class.tensor_by_id[read].dims for read in operator.reads)
+        if len(dims) == 3 and dims[0]
+    )
 
 
 CACHED_SIZES = 64
