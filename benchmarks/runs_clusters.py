@@ -45,6 +45,11 @@ NETWORKS: tuple[tuple[str, NetworkKind], ...] = (
 )  # fmt: skip
 
 
+def _domain(nodes: int) -> int:
+    """Nodes of a job in one NVLink domain: schedulers hand out whole blocks of 16 where a job divides into such."""
+    return nodes if nodes <= NVL72_NODES else 16 if nodes % 16 == 0 else NVL72_NODES
+
+
 def chip_of(run: Run) -> Chip:
     """The profile of a row's chip. Raises Skip for one that is not known."""
     name = run.gpu.upper()
@@ -93,7 +98,7 @@ def _topology(chip_name: str, gpus: int, per_node: int, gigabits: float, kind: N
             "host": Host(memory_gib=1024, cores=96, to_device_gigabytes_per_second=25),
         }
     )
-    fabric = Fabric(kind="nvlink_domain", nodes_per_domain=NVL72_NODES) if domain else Fabric(kind="flat")
+    fabric = Fabric(kind="nvlink_domain", nodes_per_domain=_domain(gpus // per_node)) if domain else Fabric(kind="flat")
     fabric = Fabric(kind="single_node") if gpus == per_node else fabric
     cluster = Cluster(name=f"{chip.name} x {gpus}", source="the run's own row", node_groups=(nodes,), fabric=fabric)
     return Topology(cluster, gpus)

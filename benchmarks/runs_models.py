@@ -126,13 +126,14 @@ class LatentAttention(nn.Module):
 
 
 class Experts(nn.Module):
-    """SwiGLU experts as grouped products over the rows that a router sends them; a shared one beside them."""
+    """Experts as grouped products over the rows that a router sends them; a shared one beside them."""
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         self.a = a
         self.router = nn.Linear(a.hidden, a.experts, bias=False)
-        self.gate, self.up = (nn.Parameter(torch.empty(a.experts, a.hidden, a.expert_ffn)) for _ in range(2))
+        self.gate = nn.Parameter(torch.empty(a.experts, a.hidden, a.expert_ffn)) if a.gated else None
+        self.up = nn.Parameter(torch.empty(a.experts, a.hidden, a.expert_ffn))
         self.down = nn.Parameter(torch.empty(a.experts, a.expert_ffn, a.hidden))
         self.shared = FeedForward(a, a.shared_ffn) if a.shared_ffn else None
 
@@ -143,7 +144,8 @@ class Experts(nn.Module):
         order = chosen.flatten().argsort()
         ends = F.one_hot(chosen.flatten(), self.a.experts).sum(0).cumsum(0).to(torch.int32)
         rows = flat[order // self.a.topk]
-        inner = F.silu(torch._grouped_mm(rows, self.gate, offs=ends)) * torch._grouped_mm(rows, self.up, offs=ends)
+        inner = torch._grouped_mm(rows, self.up, offs=ends)
+        inner = F.gelu(inner) if self.gate is None else F.silu(torch._grouped_mm(rows, self.gate, offs=ends)) * inner
         out = torch._grouped_mm(inner, self.down, offs=ends) * weights.flatten()[order].unsqueeze(-1)
         total = torch.zeros_like(flat).index_add(0, order // self.a.topk, out).view_as(x)
         return total if self.shared is None else total + self.shared(x)

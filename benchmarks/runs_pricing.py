@@ -36,6 +36,8 @@ from hardware_profiles.errors import ProfileError
 
 UNLIMITED_BYTES = 1e18
 """Stated plans ran: they are priced whether they fit or not."""
+MEMORY_TOLERANCE = 0.05
+"""A choice counts as fitting where it exceeds the device by no more than the memory model may err."""
 INTERLEAVES = (1, 2, 3, 4, 5, 6, 7, 8, 12)
 
 
@@ -85,7 +87,7 @@ def predict(run: Run) -> Scored:
     if not found:
         raise reason
     capacity = chip_of(run).memory_bytes
-    fitting = [one for one in found if one.device_bytes <= capacity]
+    fitting = [one for one in found if one.device_bytes <= capacity * (1 + MEMORY_TOLERANCE)]
     return min(fitting, key=lambda one: one.seconds) if fitting else min(found, key=lambda one: one.device_bytes)
 
 
@@ -256,7 +258,7 @@ def _architecture(run: Run, habits: Executor) -> Architecture:
         dropout=0.0 if fused else 0.1,
         experts=run.experts,
         topk=run.topk,
-        expert_ffn=run.moe_ffn,
+        expert_ffn=run.moe_ffn or run.ffn,
         shared_ffn=run.shared_ffn,
         latent=latent_ranks(run.model),
     )

@@ -44,6 +44,8 @@ class Executor:
     """Fraction of the exchange of keys and values that hides behind attention."""
     ep_overlap: float = 0.0
     """Fraction of the all-to-alls of experts that hides behind other compute."""
+    sends_rows_once_per_node: bool = False
+    """Dispatch to experts goes to each node once and is spread there (DeepEP, HybridEP)."""
     dp_overlap: float = 0.9
     """Fraction of data-parallel collectives that hides behind compute, where there is compute to hide behind."""
     ends_exposed: bool = True
@@ -103,7 +105,7 @@ EXECUTORS = {
             collective_seconds=10e-6,
         ),
         Executor(
-            "nemo", "fused", tp_backward_overlap=0.9, recompute_stops_early=False, tp_overlap=0.9, cp_overlap=0.9, dp_overlap=0.5, ends_exposed=False, accumulates=False,
+            "nemo", "fused", sends_rows_once_per_node=True, wide_gradients="never", tp_backward_overlap=0.9, recompute_stops_early=False, tp_overlap=0.9, cp_overlap=0.9, dp_overlap=0.5, ends_exposed=False, accumulates=False,
             collective_seconds=10e-6,
         ),
         Executor(
@@ -135,7 +137,7 @@ EXECUTORS = {
             broadcast_seconds=2.5e-3,
         ),
         Executor(
-            "xla", "compiled", zero=3, tp_overlap=0.5, accumulates=False, host_factor=0.0, checkpoint_seconds=0.0,
+            "xla", "compiled", recompute="full", zero=3, tp_overlap=0.5, accumulates=False, host_factor=0.0, checkpoint_seconds=0.0,
             collective_seconds=0.0,
         ),
     )

@@ -8,6 +8,7 @@ from autopar.documents.graph import Graph
 from autopar.planner.request import Request
 from autopar.planner.sharding import divisions
 from autopar.planner.space import divisors
+from autopar.pricing.price import expert_atoms
 from autopar.pricing import BlockPrice, Boundary, Division, Setting, State, price_block, undivided
 from hardware_profiles.chip import Chip
 from hardware_profiles.topology import Topology
@@ -62,7 +63,7 @@ class PriceList:
                 boundary,
                 left,
                 self.request.seq_len,
-                is_end,
+                is_end or bool(expert_atoms(self.graph.class_by_name[name])),  # a router may stay whole
                 pinned if is_end else None,
                 self.request.loss_parallel,
             )

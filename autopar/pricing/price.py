@@ -442,7 +442,10 @@ class _Pricer:
             if again is None or operator.id in again:
                 own = self.setting.degree if self.setting.etp == 1 else 1
                 size = _at(self._bytes(tensor), number) / own
-                seconds = collective_seconds("all_to_all", size, self.setting.ep_group, self.setting.chip)
+                group = self.setting.ep_group
+                if group.nodes > 1 and self.executor.sends_rows_once_per_node:
+                    group = self._once_per_node(group, size, number)
+                seconds = collective_seconds("all_to_all", size, group, self.setting.chip)
                 overlap = overlap_fraction("ep", self.setting.executor)
                 yield Collective.model_construct(
                     axis="ep", kind="all_to_all", count=1, bytes=size, seconds=float(seconds), overlap=overlap
@@ -489,6 +492,18 @@ class _Pricer:
         rows = self.block_class.operator_by_id[operator]
         first = self.block_class.tensor_by_id[rows.reads[0]]
         return 4 * _at(Term(coefficient=1.0, atoms=sum(first.dims[:-1], ())).value(self.sizes), number)
+
+    def _once_per_node(self, group: Group, size: float, number: int) -> Group:
+        """The group with as much more network as copies of a row for one node are saved.
+
+        Of the `k` rows of a token (k - 1) / k would leave for other nodes; sent once to each node that any of them needs it is
+        (nodes - 1) (1 - (1 - 1 / nodes)^k) of them (hierarchical dispatch: DeepEP, HybridEP).
+        """
+        tokens = _at(self._bytes(self.block_class.inputs[0]), number) if self.block_class.inputs else size
+        own = self.setting.degree if self.setting.etp == 1 else 1
+        rows, nodes = max(size * own / tokens, 1.0), group.nodes
+        copies, once = rows * (nodes - 1) / nodes, (nodes - 1) * (1 - (1 - 1 / nodes) ** rows)
+        return group.model_copy(update={"inter_bytes_per_second": group.inter_bytes_per_second * max(copies / once, 1.0)})
 
     def _collective(self, kind: str, sizes: list[float], overlap: float) -> Collective:
         name = cast(Kind, kind)
