@@ -101,11 +101,11 @@ EXECUTORS = {
             micro_batches_from_stages=True, virtual_stages=2,
         ),
         Executor(
-            "megatron", "fused", tp_backward_overlap=0.8, recompute_stops_early=False, cp_overlap=0.9, dp_overlap=0.5, ends_exposed=False, accumulates=False,
+            "megatron", "fused", tp_backward_overlap=0.5, recompute_stops_early=False, cp_overlap=0.9, dp_overlap=0.5, ends_exposed=False, accumulates=False,
             collective_seconds=10e-6,
         ),
         Executor(
-            "nemo", "fused", sends_rows_once_per_node=True, wide_gradients="never", tp_backward_overlap=0.9, recompute_stops_early=False, tp_overlap=0.9, cp_overlap=0.9, dp_overlap=0.5, ends_exposed=False, accumulates=False,
+            "nemo", "fused", sends_rows_once_per_node=True, wide_gradients="never", tp_backward_overlap=0.9, recompute_stops_early=False, tp_overlap=0.9, cp_overlap=0.9, dp_overlap=0.7, ends_exposed=False, accumulates=False,
             collective_seconds=10e-6,
         ),
         Executor(
@@ -114,15 +114,15 @@ EXECUTORS = {
         ),
         Executor(
             "megatron_2021", "fused", "explicit", recompute_stops_early=False, sequence_parallel=False, zero=0, dp_overlap=0.0, wide_gradients="bf16",
-            host_factor=4.5, checkpoint_seconds=250e-6, collective_seconds=30e-6,
+            host_factor=5.3, checkpoint_seconds=250e-6, collective_seconds=30e-6,
         ),
         Executor(
             "megatron_deepspeed", "fused", "explicit", recompute_stops_early=False, sequence_parallel=False, zero=1, dp_overlap=0.0, wide_gradients="bf16",
-            host_factor=4.5, checkpoint_seconds=250e-6, collective_seconds=30e-6,
+            host_factor=5.3, checkpoint_seconds=250e-6, collective_seconds=30e-6,
         ),
         Executor(
             "deepspeed_megatron", "fused", "explicit", recompute_stops_early=False, sequence_parallel=False, zero=0, dp_overlap=0.0, wide_gradients="bf16",
-            host_factor=4.5, checkpoint_seconds=250e-6, collective_seconds=30e-6, recompute="full",
+            host_factor=5.3, checkpoint_seconds=250e-6, collective_seconds=30e-6, recompute="full",
         ),
         Executor(
             "deepspeed", "eager", "explicit", sequence_parallel=False, dp_overlap=0.7, wide_gradients="never",

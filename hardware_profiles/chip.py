@@ -143,7 +143,7 @@ class Chip(Facts):
     power_watts: Power | None = None
     context_gib: float = Field(default=0.5, ge=0)
     communicator_gib: CommunicatorMemory = CommunicatorMemory()
-    sustained: float | None = Field(default=None, gt=0, le=1.2)
+    sustained: float | None = Field(default=None, gt=0, le=1.5)
     """Long-run over microbenchmark rate at this part's power limit; default: that of its tables."""
     efficiency: Annotated[Efficiency, OrText("name of built-in tables, such as ampere")] = Efficiency()
     overlap_slowdown: OverlapSlowdown = OverlapSlowdown()

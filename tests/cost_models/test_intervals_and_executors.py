@@ -52,7 +52,7 @@ def test_a_collective_longer_than_compute_slows_all_of_it():
 def test_autopars_tensor_parallel_collectives_block():
     assert overlap_fraction("tp") == 0
     assert 0 < overlap_fraction("dp") < 1
-    assert overlap_fraction("tp", "megatron") == 0.9
+    assert overlap_fraction("tp", "nemo") == 0.9
 
 
 @pytest.mark.parametrize(
