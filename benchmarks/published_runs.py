@@ -74,13 +74,16 @@ def report_of(
     by_source = {source: of(source, "source") for source in sorted({run.source for run in runs})}
     overall = summary(scored, [reason for _, _, reason in skipped], sum(repeats.values()))
     return {
-        "overall": overall | {"macro": macro(by_source), "skipped_share": len(skipped) / max(1, len(scored) + len(skipped))},
+        "overall": overall
+        | {"macro": macro(by_source), "skipped_share": len(skipped) / max(1, len(scored) + len(skipped))},
         "stated": summary([one for one in scored if not one.searched], []),
         "searched": summary([one for one in scored if one.searched], []),
         "by_file": {file: of(file, "file") for file in files},
         "by_source": by_source,
         "rows": [_row(one) for one in scored],
-        "skipped_rows": [{"file": file, "id": name, "reason": why.kind, "detail": why.detail} for file, name, why in skipped],
+        "skipped_rows": [
+            {"file": file, "id": name, "reason": why.kind, "detail": why.detail} for file, name, why in skipped
+        ],
     }
 
 
@@ -113,10 +116,20 @@ HEADINGS = (
 def text_of(report: dict[str, Any]) -> str:
     """The table that is printed."""
     lines = [f"{'':26}" + "".join(f"{heading:>9}" for heading, _, _ in HEADINGS)]
-    tables = {**report["by_file"], "all rows": report["overall"], "recompute stated": report["stated"], "searched": report["searched"]}
-    lines += [f"{name:26}" + "".join(_cell(one[key], kind) for _, key, kind in HEADINGS) for name, one in tables.items()]
+    tables = {
+        **report["by_file"],
+        "all rows": report["overall"],
+        "recompute stated": report["stated"],
+        "searched": report["searched"],
+    }
+    lines += [
+        f"{name:26}" + "".join(_cell(one[key], kind) for _, key, kind in HEADINGS) for name, one in tables.items()
+    ]
     means = report["overall"]["macro"]
-    lines.append("macro-average over sources: " + ", ".join(f"{name} {_cell(value, '%').strip()}" for name, value in means.items()))
+    lines.append(
+        "macro-average over sources: "
+        + ", ".join(f"{name} {_cell(value, '%').strip()}" for name, value in means.items())
+    )
     lines.append(f"skipped: {report['overall']['skipped']} ({report['overall']['skipped_share']:.1%} of the rows)")
     return "\n".join(lines)
 

@@ -9,11 +9,12 @@ import re
 from functools import cache
 from typing import Literal
 
+from runs_table import Run, Skip
+
 from hardware_profiles.chip import Chip
 from hardware_profiles.cluster import Cluster, Fabric, Host, Nics, NodeGroup
 from hardware_profiles.profile import load_chip
 from hardware_profiles.topology import Topology
-from runs_table import Run, Skip
 
 CHIPS = {
     "T4": "t4",
@@ -36,7 +37,17 @@ CHIPS = {
 """A row's name of a chip -> its profile."""
 VARIANTS = ((r"H100 9[0-9](?:/\d+)?GB", "h100-96gb-500w"),)
 """What prose says of a part that its name does not: memory and power limit."""
-USUAL_GIGABITS = {"T4": 12.5, "V100": 100.0, "A100": 200.0, "A800": 200.0, "H": 400.0, "B": 400.0, "GB": 400.0, "MI": 400.0, "L": 100.0}
+USUAL_GIGABITS = {
+    "T4": 12.5,
+    "V100": 100.0,
+    "A100": 200.0,
+    "A800": 200.0,
+    "H": 400.0,
+    "B": 400.0,
+    "GB": 400.0,
+    "MI": 400.0,
+    "L": 100.0,
+}
 """Gigabits per second of network per device in reference systems (DGX, HGX, NVL72, SuperPOD); the longest prefix counts."""
 NVL72_NODES = 18
 NetworkKind = Literal["infiniband", "roce", "ethernet", "omnipath", "efa"]

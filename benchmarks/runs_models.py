@@ -55,11 +55,8 @@ def latent_ranks(model: str) -> tuple[int, int, int] | None:
     return next((ranks for family, ranks in LATENT.items() if model.lower().startswith(family)), None)
 
 
-class Norm(nn.Module):
-    """RMSNorm or LayerNorm."""
-
-    def __new__(cls, a: Architecture) -> Any:
-        return nn.RMSNorm(a.hidden) if a.gated else nn.LayerNorm(a.hidden)
+def _norm(a: Architecture) -> nn.Module:
+    return nn.RMSNorm(a.hidden) if a.gated else nn.LayerNorm(a.hidden)
 
 
 class Attention(nn.Module):
@@ -113,16 +110,27 @@ class LatentAttention(nn.Module):
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """(batch, seq, hidden) -> the same; `cos` and `sin` are those of the rotary part."""
         batch, seq, _ = x.shape
-        heads = lambda t: t.view(batch, seq, self.a.heads, -1).transpose(1, 2)  # noqa: E731
-        q = heads(self.q_up(self.q_norm(self.q_down(x))))
         narrow = self.kv_norm(self.kv_down(x))
-        k, v = heads(self.k_up(narrow)), heads(self.v_up(narrow))
+        flat = (self.q_up(self.q_norm(self.q_down(x))), self.k_up(narrow), self.v_up(narrow))
+        q, k, v = (part.view(batch, seq, self.a.heads, -1).transpose(1, 2) for part in flat)
         plain, turned = q.split([self.a.head_dim, self.rotary], dim=-1)
         q = torch.cat((plain, _rotate(turned, cos, sin)), dim=-1)
         one = _rotate(self.key(x).view(batch, seq, 1, -1).transpose(1, 2), cos, sin)
         k = torch.cat((k, one.expand(-1, self.a.heads, -1, -1)), dim=-1)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(out.transpose(1, 2).reshape(batch, seq, -1))
+
+
+class Grouped(nn.Module):
+    """One matrix for each group of rows."""
+
+    def __init__(self, experts: int, into: int, out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, into, out))
+
+    def forward(self, rows: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """(rows, into) -> (rows, out); group g ends before row ends[g]."""
+        return torch._grouped_mm(rows, self.weight, offs=ends)
 
 
 class Experts(nn.Module):
@@ -132,9 +140,9 @@ class Experts(nn.Module):
         super().__init__()
         self.a = a
         self.router = nn.Linear(a.hidden, a.experts, bias=False)
-        self.gate = nn.Parameter(torch.empty(a.experts, a.hidden, a.expert_ffn)) if a.gated else None
-        self.up = nn.Parameter(torch.empty(a.experts, a.hidden, a.expert_ffn))
-        self.down = nn.Parameter(torch.empty(a.experts, a.expert_ffn, a.hidden))
+        self.gate = Grouped(a.experts, a.hidden, a.expert_ffn) if a.gated else None
+        self.up = Grouped(a.experts, a.hidden, a.expert_ffn)
+        self.down = Grouped(a.experts, a.expert_ffn, a.hidden)
         self.shared = FeedForward(a, a.shared_ffn) if a.shared_ffn else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -144,9 +152,9 @@ class Experts(nn.Module):
         order = chosen.flatten().argsort()
         ends = F.one_hot(chosen.flatten(), self.a.experts).sum(0).cumsum(0).to(torch.int32)
         rows = flat[order // self.a.topk]
-        inner = torch._grouped_mm(rows, self.up, offs=ends)
-        inner = F.gelu(inner) if self.gate is None else F.silu(torch._grouped_mm(rows, self.gate, offs=ends)) * inner
-        out = torch._grouped_mm(inner, self.down, offs=ends) * weights.flatten()[order].unsqueeze(-1)
+        inner = self.up(rows, ends)
+        inner = F.gelu(inner) if self.gate is None else F.silu(self.gate(rows, ends)) * inner
+        out = self.down(inner, ends) * weights.flatten()[order].unsqueeze(-1)
         total = torch.zeros_like(flat).index_add(0, order // self.a.topk, out).view_as(x)
         return total if self.shared is None else total + self.shared(x)
 
@@ -171,7 +179,7 @@ class Block(nn.Module):
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
-        self.norm1, self.norm2 = Norm(a), Norm(a)
+        self.norm1, self.norm2 = _norm(a), _norm(a)
         self.attention = Attention(a) if a.latent is None else LatentAttention(a, a.latent)
         self.ffn = Experts(a) if a.experts else FeedForward(a, a.ffn)
         self.drop = nn.Dropout(a.dropout) if a.dropout else nn.Identity()
@@ -191,7 +199,7 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(a.vocabulary, a.hidden)
         self.position = None if a.gated else nn.Embedding(a.seq_len, a.hidden)
         self.layers = nn.ModuleList(Block(a) for _ in range(a.layers))
-        self.norm = Norm(a)
+        self.norm = _norm(a)
         self.head = nn.Linear(a.hidden, a.vocabulary, bias=False)
         if not a.gated:
             self.head.weight = self.embedding.weight

@@ -161,7 +161,12 @@ def _plan(case: Case, costs: tuple[StageCost, ...]) -> Plan:
     """As much of a Plan as the simulator reads."""
     c = case.c
     schedule = Schedule.model_validate(
-        {"name": c.schedule, "virtual_stages": c.virtual_stages, "micro_batch": c.micro_batch, "micro_batches": c.micro_batches}
+        {
+            "name": c.schedule,
+            "virtual_stages": c.virtual_stages,
+            "micro_batch": c.micro_batch,
+            "micro_batches": c.micro_batches,
+        }
     )
     mesh = Mesh(pp=c.pp, tp=c.tp, cp=c.cp, dp_shard=c.dp)
     return Plan.model_construct(mesh=mesh, schedule=schedule, costs=costs)

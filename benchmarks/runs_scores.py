@@ -40,10 +40,10 @@ def summary(scored: Sequence[Scored], skipped: Sequence[Skip], duplicates: int =
     for reason in skipped:
         kinds[reason.kind] = kinds.get(reason.kind, 0) + 1
     correlation, regret, groups = ranking(timed)
-    memory = [
-        one.memory_bytes / measured - 1 for one in scored if (measured := measured_bytes(one.run)) is not None
+    memory = [one.memory_bytes / measured - 1 for one in scored if (measured := measured_bytes(one.run)) is not None]
+    peers = [
+        abs(peer / run.seconds - 1) for run in (one.run for one in timed) if (peer := peer_seconds(run)) and run.seconds
     ]
-    peers = [abs(peer / run.seconds - 1) for run in (one.run for one in timed) if (peer := peer_seconds(run)) and run.seconds]
     peer_memory = [abs(peer) for one in scored if (peer := peer_memory_error(one.run)) is not None]
     return {
         "rows": len(scored) + len(skipped) + duplicates,

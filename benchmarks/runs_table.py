@@ -19,7 +19,17 @@ COLUMNS = (
     "etp", "zero_stage", "recompute", "flash_attention", "task", "step_time_s", "peak_mem_gib", "mem_definition",
     "peer_prediction", "kernels", "schedule", "async_tp", "release", "derived_fields", "notes", "tier",
 )  # fmt: skip
-OPTIONAL = ("task", "kernels", "schedule", "async_tp", "release", "derived_fields", "notes", "peer_prediction", "mem_definition")
+OPTIONAL = (
+    "task",
+    "kernels",
+    "schedule",
+    "async_tp",
+    "release",
+    "derived_fields",
+    "notes",
+    "peer_prediction",
+    "mem_definition",
+)
 DEFAULT_VOCABULARY = 51200
 """GPT-2's 50,257 tokens padded for eight-way tensor parallelism: where a source does not say."""
 
@@ -133,7 +143,9 @@ def run_of(cells: dict[str, str | None], file: str, identity: str) -> Run:
         raise Skip("contradictory", f"tp({tp}) * pp({pp}) * cp({cp}) = {tp * pp * cp} does not divide gpus({gpus})")
     dp = read.count("dp", gpus // (tp * pp * cp))
     if tp * pp * cp * dp != gpus:
-        raise Skip("contradictory", f"tp({tp}) * pp({pp}) * cp({cp}) * dp({dp}) = {tp * pp * cp * dp}, but gpus = {gpus}")
+        raise Skip(
+            "contradictory", f"tp({tp}) * pp({pp}) * cp({cp}) * dp({dp}) = {tp * pp * cp * dp}, but gpus = {gpus}"
+        )
     heads, hidden = read.count("heads"), read.count("hidden")
     seconds = read.number("step_time_s")
     if seconds is not None and not seconds > 0:

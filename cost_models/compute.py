@@ -84,7 +84,10 @@ def gemm_seconds(
     m, n, k, batch = (np.asarray(value, dtype=np.float64) for value in (m, n, k, batch))
     flops = 2.0 * m * n * k * batch
     rate = chip.peak_flops(dtype) * _at_most_peak(
-        gemm_fraction(chip, effective_dim(m, n, k) * np.where((batch > 1) & (not grouped), BATCHED, 1.0), dtype, layout, grouped) * chip.sustained_rate
+        gemm_fraction(
+            chip, effective_dim(m, n, k) * np.where((batch > 1) & (not grouped), BATCHED, 1.0), dtype, layout, grouped
+        )
+        * chip.sustained_rate
     )
     width = element_bytes(dtype)
     bytes_ = batch * width * (m * k + k * n + m * n)

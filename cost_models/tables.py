@@ -104,7 +104,11 @@ def attention_fraction(
     width = float(np.median(np.asarray(head_dim)))
     table = min(
         tables or [GENERIC_ATTENTION[phase]],
-        key=lambda item: (item.kernel != kernel.rstrip("1"), item.causal != causal, abs(np.log2(item.head_dim / width))),
+        key=lambda item: (
+            item.kernel != kernel.rstrip("1"),
+            item.causal != causal,
+            abs(np.log2(item.head_dim / width)),
+        ),
     )
     widths, factors = zip(*HEAD_DIM_FRACTION, strict=True)
     scale = interpolate(head_dim, widths, factors) / interpolate(table.head_dim, widths, factors)

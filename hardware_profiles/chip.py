@@ -15,7 +15,8 @@ GIB = 2**30
 DTYPE_NAMES = {
     "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16", "fp32": "fp32",
     "float32": "fp32", "float": "fp32", "tf32": "tf32", "fp64": "fp64", "float64": "fp64", "double": "fp64",
-    "fp8": "fp8", "float8": "fp8", "fp8-cs": "fp8", "fp8-mx": "fp8", "mxfp8": "fp8", "int8": "int8", "nvfp4": "nvfp4", "fp4": "nvfp4",
+    "fp8": "fp8", "float8": "fp8", "fp8-cs": "fp8", "fp8-mx": "fp8", "mxfp8": "fp8", "int8": "int8",
+    "nvfp4": "nvfp4", "fp4": "nvfp4",
 }  # fmt: skip
 
 RUNS_AS = {

@@ -123,9 +123,7 @@ class Bills:
         shared = (holding.parameters - holding.experts, holding.largest_unit, holding.frozen)
         ranks = max(1, self.c.replicas * self.c.tp // (self.c.ep * self.c.etp))
         pairs = zip(self._rates(self.c.replicas).items(), self._rates(ranks).values(), strict=True)
-        return {
-            name: sum(map(operator.mul, rate, shared)) + own[0] * holding.experts for (name, rate), own in pairs
-        }
+        return {name: sum(map(operator.mul, rate, shared)) + own[0] * holding.experts for (name, rate), own in pairs}
 
     def _rates(self, shards: int) -> dict[str, tuple[float, ...]]:
         return _state_rates(

@@ -47,7 +47,15 @@ class Model:
     """What all configurations of a search share."""
 
     def __init__(
-        self, graph: Graph, topology: Topology, chip: Chip, capacity: float, request: Request, cp: int = 1, ep: int = 1, etp: int = 1
+        self,
+        graph: Graph,
+        topology: Topology,
+        chip: Chip,
+        capacity: float,
+        request: Request,
+        cp: int = 1,
+        ep: int = 1,
+        etp: int = 1,
     ) -> None:
         self.graph, self.topology, self.chip, self.capacity, self.request = graph, topology, chip, capacity, request
         self.layers = layers_of(graph)

@@ -8,8 +8,7 @@ from autopar.documents.graph import Graph
 from autopar.planner.request import Request
 from autopar.planner.sharding import divisions
 from autopar.planner.space import divisors
-from autopar.pricing.price import expert_atoms
-from autopar.pricing import BlockPrice, Boundary, Division, Setting, State, price_block, undivided
+from autopar.pricing import BlockPrice, Boundary, Division, Setting, State, expert_atoms, price_block, undivided
 from hardware_profiles.chip import Chip
 from hardware_profiles.topology import Topology
 
