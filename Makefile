@@ -17,6 +17,10 @@ $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 demo: install
 	$(BIN)/autopar plan examples/llama3_8b.py --cluster a100x64.yaml --global-batch 512 -o plan.json
 	$(BIN)/autopar simulate plan.json --trace trace.json --picture pipeline.png
+	$(BIN)/autopar calibrate --quick --ranks 4 -o local-cpu-x4.yaml
+	$(BIN)/autopar plan examples/tiny_llama.py --cluster local-cpu-x4.yaml --global-batch 32 --dtype fp32 -o tiny_plan.json
+	$(BIN)/autopar run tiny_plan.json --steps 20 --metrics tiny_run.jsonl
+	$(BIN)/autopar compare tiny_plan.json tiny_run.jsonl
 
 test: install
 	$(BIN)/python -m pytest -n 2
@@ -38,4 +42,4 @@ notebook: install
 	$(BIN)/python notebooks/execute.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info plan.json trace.json pipeline.png
+	rm -rf $(VENV) build dist *.egg-info plan.json trace.json pipeline.png local-cpu-x4.yaml tiny_plan.json tiny_run.jsonl

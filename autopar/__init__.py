@@ -3,6 +3,7 @@
     graph = autopar.capture("model.py")
     plan = autopar.plan(graph, "a100x64", global_batch=512)
     line = autopar.simulate(plan)
+    step = autopar.parallelize(model, plan)
 
 Names are imported when first used, so that ``import autopar`` stays light and needs no torch.
 """
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from autopar.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from autopar.api import capture, explain, plan, simulate
+    from autopar.api import calibrate, capture, compare, explain, parallelize, plan, run, simulate
     from autopar.documents import Graph, Plan, Timeline
     from autopar.errors import (
         AutoparError,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         PlanMismatch,
         ProfileError,
         RequestError,
+        RunFailed,
     )
     from hardware_profiles.chip import Chip
     from hardware_profiles.cluster import Cluster
@@ -41,10 +43,15 @@ __all__ = [
     "PlanMismatch",
     "ProfileError",
     "RequestError",
+    "RunFailed",
     "Timeline",
+    "calibrate",
     "capture",
+    "compare",
     "explain",
+    "parallelize",
     "plan",
+    "run",
     "simulate",
 ]
 
@@ -54,9 +61,13 @@ _HOME = {
     "Graph": "autopar.documents",
     "Plan": "autopar.documents",
     "Timeline": "autopar.documents",
+    "calibrate": "autopar.api",
     "capture": "autopar.api",
+    "compare": "autopar.api",
     "explain": "autopar.api",
+    "parallelize": "autopar.api",
     "plan": "autopar.api",
+    "run": "autopar.api",
     "simulate": "autopar.api",
 }
 

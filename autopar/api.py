@@ -1,19 +1,27 @@
-"""The verbs: capture, plan, simulate, explain. Each wires workers together and imports them only when called."""
+"""The verbs, from capture to compare. Each wires workers together and imports them only when called."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopar.documents import Graph, Plan, Timeline
+from autopar.documents.graph import ModelInfo
+from autopar.documents.run_lines import RunLines
 from autopar.errors import DocumentError, NoPlanFits, PlanMismatch, RequestError
 from hardware_profiles.cluster import Cluster
 
 if TYPE_CHECKING:
+    import torch
+
     from autopar.planner.request import Request
     from autopar.runtime.dry_run import DryRun
+    from autopar.runtime.step import TrainStep
+    from autopar.tracer import Source
 
 
 def capture(model: Any, example_inputs: Any = None, *, seq_len: int | None = None, dtype: str = "bf16") -> Graph:
@@ -96,9 +104,114 @@ def explain(plan: Plan, against: Plan | None = None) -> str:
     return compare_plans(plan, against)
 
 
-def require_same_model(plan: Plan, other: Plan | Graph) -> None:
+def parallelize(
+    model: torch.nn.Module,
+    plan: Plan,
+    loss: Callable[..., Any] | None = None,
+    build_optimizer: Callable[..., Any] | None = None,
+    clip_norm: float | None = None,
+) -> TrainStep:
+    """A training step that carries out a plan over the default process group: ``loss = step(global_batch)``.
+
+    Every rank gives the same whole model, which is divided in place, and the same global batches; clipping and the
+    optimizer's update are part of the step. Raises PlanMismatch where model or world are not the plan's, RequestError
+    for what is not carried out.
+    """
+    from autopar.runtime.step import parallelize as divide
+
+    return divide(model, plan, loss, build_optimizer, clip_norm)
+
+
+def run(
+    plan: Plan,
+    *,
+    steps: int = 100,
+    model: str | Path | None = None,
+    nproc: int | None = None,
+    seed: int = 0,
+    clip_norm: float | None = None,
+    checkpoint: str | Path | None = None,
+    save_every: int | None = None,
+    resume: bool = False,
+    init_from: str | Path | None = None,
+    metrics: str | Path | None = None,
+    timeout_seconds: float = 600.0,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> RunLines:
+    """Train the plan's model (or `model`, a spec of the same one) by the plan; returns what rank 0 saw.
+
+    Under torchrun this process is one of the ranks, else all of them are started here. `report` is called on rank 0 with
+    every line. Raises PlanMismatch for another model or number of ranks, RunFailed when a rank fails, CaptureError,
+    RequestError, DocumentError (checkpoints).
+    """
+    from autopar.runtime.launch import run as launch
+    from autopar.runtime.train import Recipe, RunOptions
+    from autopar.tracer import open_source
+
+    source = open_source(model or plan.model.spec, None, plan.workload.seq_len)
+    _require_planned_model(plan, source)
+    recipe = Recipe(source.build, source.inputs, source.loss, source.build_optimizer, source.batches)
+    options = RunOptions(
+        steps=steps,
+        seed=seed,
+        clip_norm=clip_norm,
+        checkpoint=Path(checkpoint) if checkpoint is not None else None,
+        save_every=save_every,
+        resume=resume,
+        init_from=Path(init_from) if init_from is not None else None,
+        metrics=Path(metrics) if metrics is not None else None,
+        timeout=timedelta(seconds=timeout_seconds),
+    )
+    return RunLines.of(launch(plan, recipe, options, nproc, report))
+
+
+def compare(plan: Plan, lines: RunLines | str | Path) -> str:
+    """Predicted against measured, term by term. Raises PlanMismatch for the lines of another plan's run, DocumentError."""
+    from autopar.report.comparison import comparison
+
+    return comparison(plan, lines if isinstance(lines, RunLines) else RunLines.load(lines))
+
+
+def calibrate(
+    ranks: int | None = None,
+    *,
+    quick: bool = False,
+    start: Callable[..., list[Any]] | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Cluster:
+    """Measure this machine: its cluster profile, found on `ranks` processes at once (default: its GPUs, else its cores).
+
+    `start(world, work, timeout)` gives what `work(rank)` returns on each rank; default: ranks forked here.
+    """
+    from autopar.calibrator import Probe, probe_inputs
+    from autopar.calibrator import calibrate as measure
+    from autopar.runtime.launch import on_ranks
+
+    operators = _kernels(capture(Probe, probe_inputs, seq_len=8, dtype="fp32"))
+    return measure(start or on_ranks, operators, ranks, quick=quick, report=report)
+
+
+def _kernels(graph: Graph) -> int:
+    """Operators of a whole training step that are no views."""
+    from autopar.pricing.work import kind_of
+
+    return sum(
+        count * sum(kind_of(operator) != "view" for operator in graph.class_by_name[name].operators)
+        for name, count in graph.class_counts.items()
+    )
+
+
+def _require_planned_model(plan: Plan, source: Source) -> None:
+    """Every rank would find the same: under torchrun the first looks, for all."""
+    from autopar.tracer import identify
+
+    if os.environ.get("RANK", "0") == "0":
+        require_same_model(plan, identify(source))
+
+
+def require_same_model(plan: Plan, other: Plan | Graph | ModelInfo) -> None:
     """Raise PlanMismatch naming what differs between the model a plan was made for and another one."""
-    made, given = plan.model, other.model
+    made, given = plan.model, other if isinstance(other, ModelInfo) else other.model
     if made.hash == given.hash:
         return
     differs = (

@@ -5,6 +5,7 @@ AutoparError
 ├── DocumentError       a graph.json, plan.json or timeline.json that is cut off, edited wrongly or too new
 │   └── PlanMismatch    a plan made for another model, cluster or world size
 ├── CaptureError        a model that cannot be captured, with module, operator and source line
+├── RunFailed           a rank that failed or was ended while training, and why
 ├── RequestError        a request that contradicts itself: degrees, batch, options
 └── NoPlanFits          nothing in the space fits the devices (exit status 3)
 """
@@ -19,6 +20,7 @@ __all__ = [
     "PlanMismatch",
     "ProfileError",
     "RequestError",
+    "RunFailed",
 ]
 
 
@@ -40,3 +42,7 @@ class RequestError(AutoparError):
 
 class NoPlanFits(AutoparError):
     """No plan of the space fits; says by how much, on which stage, in which term, and a verified way out."""
+
+
+class RunFailed(AutoparError):
+    """A rank that failed or was ended while training; the message names it and the first cause."""

@@ -11,6 +11,7 @@ torchtitan (arXiv 2410.06511); fractions hidden are what published step times of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from hardware_profiles.chip import normal_dtype
@@ -50,6 +51,10 @@ class Executor:
     """Fraction of data-parallel collectives that hides behind compute, where there is compute to hide behind."""
     ends_exposed: bool = True
     """The first gather and the last reduction of a step stand alone."""
+    gathers_units: bool = True
+    """Under ZeRO each unit (a block) is gathered and reduced on its own; False: buckets, as without it."""
+    bucket_bytes: float = 25 * 2**20
+    """Of gradients that are averaged in one message where states are whole (as torch's DDP)."""
     wide_gradients: Literal["always", "bf16", "never"] = "always"
     """When gradients are kept and reduced in fp32: whatever the compute dtype, for bf16 only, or never."""
     accumulates: bool = True
@@ -108,6 +113,8 @@ EXECUTORS = {
         Executor(
             "megatron",
             kernels="fused",
+            gathers_units=False,
+            bucket_bytes=160e6,
             tp_backward_overlap=0.5,
             recompute_stops_early=False,
             cp_overlap=0.9,
@@ -119,6 +126,8 @@ EXECUTORS = {
         Executor(
             "nemo",
             kernels="fused",
+            gathers_units=False,
+            bucket_bytes=160e6,
             sends_rows_once_per_node=True,
             wide_gradients="never",
             tp_backward_overlap=0.9,
@@ -133,6 +142,8 @@ EXECUTORS = {
         Executor(
             "megatron_2022",
             kernels="fused",
+            gathers_units=False,
+            bucket_bytes=inf,
             attention="explicit",
             tp_backward_overlap=0.8,
             recompute_stops_early=False,
@@ -147,6 +158,8 @@ EXECUTORS = {
         Executor(
             "megatron_2021",
             kernels="fused",
+            gathers_units=False,
+            bucket_bytes=inf,
             attention="explicit",
             recompute_stops_early=False,
             sequence_parallel=False,
@@ -160,6 +173,8 @@ EXECUTORS = {
         Executor(
             "megatron_deepspeed",
             kernels="fused",
+            gathers_units=False,
+            bucket_bytes=inf,
             attention="explicit",
             recompute_stops_early=False,
             sequence_parallel=False,
@@ -173,6 +188,8 @@ EXECUTORS = {
         Executor(
             "deepspeed_megatron",
             kernels="fused",
+            gathers_units=False,
+            bucket_bytes=inf,
             attention="explicit",
             recompute_stops_early=False,
             sequence_parallel=False,
@@ -211,6 +228,8 @@ EXECUTORS = {
         Executor(
             "internevo",
             kernels="fused",
+            gathers_units=False,
+            bucket_bytes=160e6,
             recompute_stops_early=False,
             tp_overlap=0.3,
             dp_overlap=0.6,

@@ -40,6 +40,11 @@ def overlap_fraction(what: Parallelism, executor: str = "autopar") -> float:
     return hidden.get(what, 0.0)
 
 
+def hides(chip: Chip) -> bool:
+    """Whether anything can: a device without ports of its own moves every byte itself, with the cores that compute."""
+    return chip.link.kind != "none"
+
+
 def slowed_seconds(
     chip: Chip,
     compute_seconds: ArrayLike,

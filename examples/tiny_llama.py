@@ -1,10 +1,12 @@
-"""A Llama small enough to train on a laptop's processor, with a stream of synthetic text to learn from."""
+"""A Llama small enough to train on a laptop's processor, on real text: the help topics that come with Python, as bytes."""
+
+import pydoc_data.topics
 
 import torch
 from llama import Config, Llama, next_token_loss
 
-SEQ_LEN = 64
-CONFIG = Config(vocabulary=256, hidden=64, layers=4, heads=8, kv_heads=4, ffn=176)
+SEQ_LEN = 128
+CONFIG = Config(vocabulary=256, hidden=128, layers=4, heads=8, kv_heads=4, ffn=344)
 
 
 def build_model():
@@ -20,13 +22,16 @@ def loss(output, tokens, labels):
     return next_token_loss(output, labels)
 
 
+def build_optimizer(params):
+    return torch.optim.AdamW(params, lr=3e-3)
+
+
 def batches(batch, seq, seed):
-    """Sequences that count upwards by a stride of their own, with a tenth of the tokens replaced by noise."""
+    """Passages of the text, each from a place drawn at random; a token is a byte."""
+    text = "\n\n".join(pydoc_data.topics.topics.values()).encode()
+    tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     generator = torch.Generator().manual_seed(seed)
     while True:
-        start = torch.randint(0, CONFIG.vocabulary, (batch, 1), generator=generator)
-        stride = torch.randint(1, 8, (batch, 1), generator=generator)
-        tokens = (start + stride * torch.arange(seq + 1)) % CONFIG.vocabulary
-        noise = torch.randint(0, CONFIG.vocabulary, tokens.shape, generator=generator)
-        tokens = torch.where(torch.rand(tokens.shape, generator=generator) < 0.1, noise, tokens)
-        yield tokens[:, :-1], tokens[:, 1:]
+        starts = torch.randint(0, len(tokens) - seq - 1, (batch, 1), generator=generator)
+        passages = tokens[starts + torch.arange(seq + 1)]
+        yield passages[:, :-1], passages[:, 1:]

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from pydantic import ValidationError
 
 from hardware_profiles.checks import contradictions
@@ -38,6 +39,12 @@ def chip_names() -> list[str]:
 def load_cluster(name: str | Path) -> Cluster:
     """A cluster by its built-in name (with or without ``.yaml``) or file. Raises ProfileError."""
     return cluster_from_yaml(_place(str(name), "clusters", "cluster"))
+
+
+def to_yaml(cluster: Cluster) -> str:
+    """A cluster as a file that `load_cluster` reads, its chips inlined."""
+    said = {"format": cluster.format, **cluster.model_dump(mode="json", exclude_defaults=True)}
+    return yaml.safe_dump(said, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
 
 
 def load_chip(name: str | Path) -> Chip:

@@ -29,7 +29,7 @@ from cost_models.memory import (
     optimizer_traffic_bytes,
     state_bytes,
 )
-from cost_models.overlap import overlap_fraction
+from cost_models.overlap import hides, overlap_fraction
 from hardware_profiles.chip import Chip
 from hardware_profiles.topology import Topology
 
@@ -86,7 +86,7 @@ class Bills:
         self.c, self.request, self.topology, self.chip = configuration, request, topology, chip
         self.capacity, self.known = capacity, known
         self.executor = executor(request.executor)
-        self.overlap = overlap_fraction("dp", request.executor)
+        self.overlap = overlap_fraction("dp", request.executor) if hides(chip) else 0.0
 
     def most_in_flight(self, stage: int) -> tuple[int, ...]:
         """Most micro-batches that each chunk has in flight, at whichever moment."""
@@ -160,19 +160,30 @@ class Bills:
         # Zero 2 over several micro-batches keeps whole gradients and reduces after the last (`cost_models.memory.held_as`).
         late = self.c.zero < 2 or self.c.pp > 1 or (self.c.zero == 2 and self.c.micro_batches > 1)
         share = unit / parameters if parameters and self.executor.ends_exposed else 0.0
-        width = max(element_bytes(self.request.dtype), 2.0)
-        gather = self._dp_seconds("all_gather", parameters * width) if self.c.zero else 0.0
+        gathered = parameters * max(element_bytes(self.request.dtype), 2.0)
         reduced = parameters * self.executor.gradient_bytes(self.request.dtype)
-        reduce = self._dp_seconds("reduce_scatter" if self.c.zero else "all_reduce", reduced)
+        gather = (
+            self._dp_seconds("all_gather", gathered, self._pieces(gathered, parameters, unit)) if self.c.zero else 0.0
+        )
+        kind: Kind = "reduce_scatter" if self.c.zero else "all_reduce"
+        reduce = self._dp_seconds(kind, reduced, self._pieces(reduced, parameters, unit))
         if self.c.zero in (1, 2):
             gather += self.executor.broadcast_seconds * self.c.replicas
         return DataParallel(gather, reduce, gathers, "once" if late else "each_backward", min(share, 1.0))
 
-    def _dp_seconds(self, kind: Kind, bytes_: float) -> float:
-        key = (kind, bytes_, self.c.replicas, self.c.tp)
+    def _pieces(self, bytes_: float, parameters: float, unit: float) -> float:
+        """Collectives that move a rank's gradients or parameters: one for each unit (fully_shard), or for each bucket."""
+        if self.c.zero and self.executor.gathers_units:
+            return max(1.0, parameters / unit) if unit else 1.0
+        return max(1.0, bytes_ / self.executor.bucket_bytes)
+
+    def _dp_seconds(self, kind: Kind, bytes_: float, pieces: float) -> float:
+        """Seconds of as many collectives that move `bytes_` together; never less than one that moves them all."""
+        key = (kind, bytes_, pieces, self.c.replicas, self.c.tp)
         if key not in self.known:
             group = self.topology.strided(self.c.replicas, self.c.tp)
-            self.known[key] = float(collective_seconds(kind, bytes_, group, self.chip))
+            whole, piece = collective_seconds(kind, np.array([bytes_, bytes_ / pieces]), group, self.chip)
+            self.known[key] = max(float(whole), pieces * float(piece))
         return self.known[key]
 
     def send_seconds(self, bytes_: float) -> float:
@@ -199,10 +210,12 @@ class Bills:
         seconds = self.optimizer_seconds(parameters)
         if dp.gathers == "once":
             seconds += self._with_end(dp.gather, dp.bare_share, forward)
+        elif dp.gathers == "each_action":
+            seconds += dp.gather * dp.bare_share
         if dp.reduces == "once":
             seconds += self._with_end(dp.reduce, dp.bare_share, backward)
-        if dp.gathers == "each_action":
-            seconds += dp.exposed_ends
+        elif dp.reduces == "each_backward":
+            seconds += dp.reduce * dp.bare_share
         return seconds
 
     def _with_end(self, seconds: float, bare_share: float, beside: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from autopar.documents import Plan, Timeline
+from autopar.documents.run_lines import RunLines
 from hardware_profiles.chip import GIB
 
 
@@ -22,6 +23,28 @@ def timeline_summary(plan: Plan, line: Timeline) -> str:
 def timeline_json(line: Timeline) -> str:
     """Step time, parts and peaks as JSON; spans stay in the Timeline file."""
     return json.dumps(line.model_dump(include={"step_seconds", "seconds_by_part", "peak_bytes"}), indent=1)
+
+
+def run_summary(plan: Plan, lines: RunLines) -> str:
+    """What a run came to, in three lines."""
+    if not lines.steps:
+        return "no step was left to train"
+    first, last = lines.steps[0], lines.steps[-1]
+    measured, predicted = lines.step_seconds, plan.predicted.step_seconds
+    tokens = plan.workload.global_batch * plan.workload.seq_len
+    return "\n".join(
+        (
+            f"loss {first['loss']:.4f} at step {first['step']}, {last['loss']:.4f} at step {last['step']}",
+            f"step {measured * 1e3:,.4g} ms measured (median), {predicted * 1e3:,.4g} ms predicted "
+            f"({predicted / measured - 1:+.1%}); {tokens / measured:,.0f} tokens/s",
+            f"peak memory {max(lines.peak_bytes) / GIB:.3g} GiB measured, {max(plan.predicted.peak_bytes) / GIB:.3g} predicted",
+        )
+    )
+
+
+def run_json(lines: RunLines) -> str:
+    """The run's lines as they are written to a file."""
+    return "\n".join(json.dumps(line) for line in (lines.header, *lines.steps))
 
 
 def ranges(values: list[float]) -> str:

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from autopar.documents.plan import Conversion, Plan, SegmentPlacement
+from autopar.documents.plan import Conversion, Plan
 from autopar.errors import CaptureError
+from autopar.runtime.names import local_shape, modules_of, parameters_of, pattern_of
+from autopar.runtime.sites import install
 
 MOST_PATCHES = 8
 
@@ -93,19 +94,12 @@ def _candidates(model: nn.Module, failed: str, degree: int, taken: tuple[Patch, 
     """Whole-number attributes that the degree divides, of the module that failed and then of those around it."""
     name = failed
     while name:
-        pattern = _pattern(name)
+        pattern = pattern_of(name)
         for attribute, value in vars(model.get_submodule(name)).items():
             whole = isinstance(value, int) and not isinstance(value, bool)
             if whole and value > 1 and value % degree == 0 and (pattern, attribute) not in taken:
                 yield pattern, attribute
         name = name.rpartition(".")[0]
-
-
-def _pattern(name: str) -> str:
-    """A module's name with ``*`` for its block's number."""
-    parts = name.split(".")
-    number = next((place for place, part in enumerate(parts) if part.isdecimal()), None)
-    return name if number is None else ".".join([*parts[:number], "*", *parts[number + 1 :]])
 
 
 @dataclass
@@ -137,21 +131,6 @@ def _followed(model: nn.Module) -> Iterator[_Trail]:
         yield trail
 
 
-def modules_of(model: nn.Module, pattern: str) -> list[nn.Module]:
-    """Modules that a name with ``*`` for the block's number stands for."""
-    return [module for _, module in named_modules_of(model, pattern)]
-
-
-def named_modules_of(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
-    """The same with their names; a pattern without ``*`` names one module."""
-    head, star, tail = pattern.partition("*")
-    if not star:
-        return [(pattern, model.get_submodule(pattern))]
-    container = model.get_submodule(head.rstrip("."))
-    names = [f"{head}{child}{tail}" for child, _ in container.named_children()]
-    return [(name, model.get_submodule(name)) for name in names]
-
-
 @contextmanager
 def _patched(model: nn.Module, patches: tuple[Patch, ...], degree: int) -> Iterator[None]:
     with ExitStack() as stack:
@@ -168,9 +147,10 @@ def _local(model: nn.Module, plan: Plan) -> Iterator[None]:
     """Parameters at their local shapes, hooks that change shapes at the sites."""
     with ExitStack() as stack:
         _shrink_parameters(model, plan, stack)
-        for conversion in plan.conversions:
-            for module in modules_of(model, conversion.site.module):
-                stack.callback(_hook(module, conversion, plan.mesh.tp).remove)
+        for undo in install(
+            model, plan.conversions, lambda tensor, conversion: _converted(tensor, conversion, plan.mesh.tp)
+        ):
+            stack.callback(undo)
         yield
 
 
@@ -178,9 +158,8 @@ def _shrink_parameters(model: nn.Module, plan: Plan, stack: ExitStack) -> None:
     """Parameters at their local shapes, under all their names: tied ones stay one."""
     local: dict[int, nn.Parameter] = {}
     for pattern, axes in plan.placements.items():
-        owner, _, attribute = pattern.rpartition(".")
-        for module in modules_of(model, owner):
-            whole = getattr(module, attribute)
+        for _, module, attribute in parameters_of(model, pattern):
+            whole = module._parameters[attribute]
             shape = local_shape(tuple(whole.shape), axes.get("tp", "Replicate"), plan.mesh.tp)
             if shape != tuple(whole.shape):
                 local[id(whole)] = nn.Parameter(whole.new_empty(shape), requires_grad=whole.requires_grad)
@@ -189,40 +168,6 @@ def _shrink_parameters(model: nn.Module, plan: Plan, stack: ExitStack) -> None:
             if id(whole) in local:
                 stack.callback(setattr, module, attribute, whole)
                 setattr(module, attribute, local[id(whole)])
-
-
-def local_shape(shape: tuple[int, ...], placement: str | SegmentPlacement, degree: int) -> tuple[int, ...]:
-    """A rank's part of a shape. Raises CaptureError where the degree does not divide it."""
-    if placement == "Replicate":
-        return shape
-    dim = placement.dim if isinstance(placement, SegmentPlacement) else int(placement[6:-1])
-    pieces = placement.segments if isinstance(placement, SegmentPlacement) else (shape[dim],)
-    if any(piece % degree for piece in pieces):
-        raise CaptureError(f"tp({degree}) does not divide {pieces} of dim {dim} of a parameter of shape {shape}")
-    return (*shape[:dim], sum(pieces) // degree, *shape[dim + 1 :])
-
-
-def _hook(module: nn.Module, conversion: Conversion, degree: int) -> Any:
-    """A hook that gives the tensor of a site its shape after the conversion."""
-    number = conversion.site.argument
-
-    def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return _with_tensor(number, (args, kwargs), conversion, degree)
-
-    def after(module: nn.Module, args: Any, output: Any) -> Any:
-        return _with_tensor(number, output, conversion, degree)
-
-    if conversion.site.where == "input":
-        return module.register_forward_pre_hook(before, with_kwargs=True)
-    return module.register_forward_hook(after)
-
-
-def _with_tensor(number: int, values: Any, conversion: Conversion, degree: int) -> Any:
-    leaves, structure = tree_flatten(values)
-    tensors = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    place = tensors[number]
-    leaves[place] = _converted(leaves[place], conversion, degree)
-    return tree_unflatten(leaves, structure)
 
 
 def _converted(tensor: torch.Tensor, conversion: Conversion, degree: int) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Torch in, Graph out: a training step recorded on meta tensors."""
 
-from autopar.tracer.training_step import capture, rehearsal
+from autopar.tracer.sources import Source, open_source
+from autopar.tracer.training_step import capture, identify, rehearsal
 
-__all__ = ["capture", "rehearsal"]
+__all__ = ["Source", "capture", "identify", "open_source", "rehearsal"]

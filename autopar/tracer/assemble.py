@@ -46,7 +46,7 @@ def assemble(
         message = f"takes sequences of {seq} only: what follows the sequence length is not known"
         notes.append(Note(kind="unrolls_sequence", where="model", message=message))
     return Graph(
-        model=ModelInfo(spec=spec, hash=_hash(model, names), parameters=sum(p.numel() for p in names)),
+        model=model_info(model, spec),
         captured=Captured(batch=batch, seq=seq, dtype=dtype),
         indices=tuple(whole.table.atoms.values()),
         block_classes=tuple(classes.values()),
@@ -193,6 +193,12 @@ def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:
 def _dtype(parameter: nn.Parameter, compute: str) -> str:
     name = str(parameter.dtype).removeprefix("torch.")
     return "compute" if name == compute else name
+
+
+def model_info(model: nn.Module, spec: str) -> ModelInfo:
+    """Which model it is: its parameters and structure."""
+    names = _names(model)
+    return ModelInfo(spec=spec, hash=_hash(model, names), parameters=sum(p.numel() for p in names))
 
 
 def _hash(model: nn.Module, names: dict[nn.Parameter, list[str]]) -> str:

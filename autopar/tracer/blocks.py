@@ -156,7 +156,7 @@ def only_two_run(model: nn.Module, lists: list[BlockList]) -> Iterator[None]:
                 module.forward = memory.answer
             if blocks.stands_in(digest):
                 second = model.get_submodule(blocks.modules[members[1]])
-                handles.append(second.register_forward_hook(memory.remember, with_kwargs=True))
+                handles.append(second.register_forward_hook(memory.remember, with_kwargs=True, prepend=True))
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -46,6 +46,10 @@ class Source:
     seq_len: int
     assumed_seq_len: bool = False
     """Nothing said how long sequences are."""
+    build_optimizer: Callable[..., Any] | None = None
+    """Parameters -> torch optimizer; training alone asks for it, and for `batches`."""
+    batches: Callable[[int, int, int], Iterator[Any]] | None = None
+    """(batch, seq, seed) -> global batches, each what `inputs` returns."""
 
     def batch(self, batch: int, seq: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of one forward; raises CaptureError when the function does not take (batch, seq)."""
@@ -176,7 +180,8 @@ def _from_module(spec: str, seq_len: int | None) -> Source:
     if not isinstance(own, int) or isinstance(own, bool) or own < 1:
         raise CaptureError(f"{place}: SEQ_LEN is {own!r}, expected a whole number of tokens above 0")
     assumed = seq_len is None and not hasattr(module, "SEQ_LEN")
-    return Source(spec, build, inputs, getattr(module, "loss", None), seq_len or own, assumed)
+    optional = {name: getattr(module, name, None) for name in ("loss", "build_optimizer", "batches")}
+    return Source(spec, build, inputs, seq_len=seq_len or own, assumed_seq_len=assumed, **optional)
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -257,9 +262,7 @@ def source_line(error: BaseException) -> str:
 
 
 def _is_machinery(filename: str) -> bool:
-    return any(
-        part in filename for part in ("/torch/", "autopar/tracer/", "autopar/api.py", "autopar/cli.py", "<frozen")
-    )
+    return any(part in filename for part in ("/torch/", "autopar/tracer/", "autopar/api.py", "autopar/cli/", "<frozen"))
 
 
 def as_arguments(made: Any, spec: str) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from autopar.documents.graph import Graph, Note
+from autopar.documents.graph import Graph, ModelInfo, Note
 from autopar.errors import CaptureError
-from autopar.tracer.assemble import assemble
+from autopar.tracer.assemble import assemble, model_info
 from autopar.tracer.blocks import BlockList, find_block_lists, only_two_run, stood_in
 from autopar.tracer.indices import analyse
 from autopar.tracer.record import Recorder, recording_of
@@ -181,6 +181,12 @@ def _training_defaults(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
         if collected:
             gc.enable()
+
+
+def identify(source: Source) -> ModelInfo:
+    """Which model a source builds, without running it. Raises CaptureError."""
+    with _training_defaults(torch.bfloat16):
+        return model_info(build_on_meta(source), source.spec)
 
 
 def rehearsal(

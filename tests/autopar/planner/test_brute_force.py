@@ -284,8 +284,15 @@ def times(problem, forward, backward, parameters, unit, pp, tp, dp, zero, m):
     if dp == 1:
         return forward + backward, update
     group = Topology(CLUSTER, problem.devices).strided(dp, tp)
-    gather = collective_seconds("all_gather", 2 * parameters, group, CHIP) if zero else 0.0
-    reduce = collective_seconds("reduce_scatter" if zero else "all_reduce", 4 * parameters, group, CHIP)
+
+    def several(kind, bytes_, count):
+        # fully_shard sends a unit at a time, torch's DDP 25 MiB of gradients
+        count = max(count, 1.0)
+        return max(collective_seconds(kind, b, group, CHIP) * n for b, n in ((bytes_, 1.0), (bytes_ / count, count)))
+
+    gather = several("all_gather", 2 * parameters, parameters / unit) if zero else 0.0
+    pieces = parameters / unit if zero else 4 * parameters / (25 * 2**20)
+    reduce = several("reduce_scatter" if zero else "all_reduce", 4 * parameters, pieces)
     hidden = overlap_fraction("dp")
 
     def bare(seconds, beside):
@@ -301,8 +308,8 @@ def times(problem, forward, backward, parameters, unit, pp, tp, dp, zero, m):
         once += alone * gather + bare((1 - alone) * gather, forward)
     if not each_backward:
         once += alone * reduce + bare((1 - alone) * reduce, backward)
-    if each_action:
-        once += alone * (gather + reduce)
+    once += alone * gather if each_action else 0.0
+    once += alone * reduce if each_backward else 0.0
     return work, once
 
 

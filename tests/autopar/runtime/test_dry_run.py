@@ -7,6 +7,7 @@ import json
 import pytest
 
 import autopar
+from autopar.api import dry_run as rehearse
 from autopar.errors import RequestError
 
 HEADER = """
@@ -88,3 +89,9 @@ def test_fused_projections_and_tied_heads_of_a_hugging_face_model_get_their_loca
     assert found.dry_run == "passed"
     assert "transformer.h.*.attn.split_size" in found.options["local_attributes"]
     assert found.placements["transformer.h.*.attn.c_attn.weight"]["tp"].segments == (1024, 1024, 1024)
+
+
+def test_blocks_that_gather_on_entry_and_slice_on_exit_pass_with_most_blocks_stood_in_for():
+    graph = autopar.capture("examples/tiny_llama.py")
+    found = autopar.plan(graph, "local-cpu-x4", global_batch=8, dtype="fp64", fixed={"tp": 2, "sp": 1})
+    assert rehearse(found, "examples/tiny_llama.py").passed

@@ -1,0 +1,47 @@
+"""A model file: a Llama and a GPT with tied embeddings, small, in float64, with a float64 loss."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
+
+import gpt
+import llama
+import torch
+import torch.nn.functional as F
+
+SEQ_LEN, VOCABULARY = 16, 96
+
+
+def build_model():
+    torch.manual_seed(0)
+    config = llama.Config(vocabulary=VOCABULARY, hidden=32, layers=4, heads=4, kv_heads=4, ffn=48)
+    return llama.Llama(config).to(torch.float64)
+
+
+def gpt_tied():
+    torch.manual_seed(0)
+    config = gpt.Config(vocabulary=VOCABULARY, hidden=32, layers=4, heads=4, positions=SEQ_LEN, dropout=0.0)
+    return gpt.GPT(config).to(torch.float64)
+
+
+def grouped_heads():
+    torch.manual_seed(0)
+    config = llama.Config(vocabulary=97, hidden=32, layers=5, heads=4, kv_heads=2, ffn=48)
+    return llama.Llama(config).to(torch.float64)
+
+
+def example_inputs(batch, seq):
+    tokens = torch.randint(0, VOCABULARY, (batch, seq + 1))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def loss(output, tokens, labels):
+    return F.cross_entropy(output.flatten(0, 1), labels.flatten())
+
+
+def batches(batch, seq, seed):
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        tokens = torch.randint(0, VOCABULARY, (batch, seq + 1), generator=generator)
+        yield tokens[:, :-1], tokens[:, 1:]
