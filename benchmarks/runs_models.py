@@ -42,6 +42,7 @@ class Architecture:
     topk: int = 0
     expert_ffn: int = 0
     shared_ffn: int = 0
+    wide_rotary: bool = False
     latent: tuple[int, int, int] | None = None
     """Ranks of queries, of keys and values, and the rotary part of a head: multi-head latent attention (arXiv 2405.04434)."""
 
@@ -79,7 +80,8 @@ class Attention(nn.Module):
         parts = (self.q(x), self.k(x), self.v(x)) if self.a.gated else self.qkv(x).split(self.sizes, dim=-1)
         q, k, v = (part.reshape(batch, seq, -1, self.a.head_dim).transpose(1, 2) for part in parts)
         if cos is not None and sin is not None:
-            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+            wide = torch.float32 if self.a.wide_rotary else q.dtype
+            q, k = (_rotate(part.to(wide), cos.to(wide), sin.to(wide)).to(part.dtype) for part in (q, k))
         if self.a.fused_attention:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.a.kv_heads < self.a.heads)
         else:

@@ -213,6 +213,7 @@ def _case(run: Run, habits: Executor, choice: Choice) -> tuple[Case, Answer]:
         cp=run.cp,
         ep=run.ep,
         etp=_etp(run),
+        zero_group=run.zero_group,
     )
     request = Request(
         global_batch=run.dp * choice.micro_batch * micro_batches,
@@ -266,6 +267,7 @@ def _architecture(run: Run, habits: Executor) -> Architecture:
         expert_ffn=run.moe_ffn or run.ffn,
         shared_ffn=run.shared_ffn,
         latent=latent_ranks(run.model),
+        wide_rotary=habits.wide_rotary,
     )
 
 

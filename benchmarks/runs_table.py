@@ -81,6 +81,8 @@ class Run:
     ep: int
     etp: int | None
     zero: int | None
+    zero_group: int | None
+    """Ranks that share one set of states, where fewer than all replicas do."""
     recompute: str | None
     flash: bool | None
     seconds: float | None
@@ -186,6 +188,7 @@ def run_of(cells: dict[str, str | None], file: str, identity: str) -> Run:
         ep=read.count("ep", 1),
         etp=read.optional("etp"),
         zero=read.optional("zero_stage"),
+        zero_group=_zero_group(read.text("notes")),
         recompute=read.text("recompute") or None,
         flash=read.flag("flash_attention"),
         seconds=seconds,
@@ -199,6 +202,12 @@ def run_of(cells: dict[str, str | None], file: str, identity: str) -> Run:
         words="; ".join(read.text(name) for name in ("notes", "derived_fields", "intra_link")),
         tier=read.text("tier"),
     )
+
+
+def _zero_group(notes: str) -> int | None:
+    """``zero1 group size 8`` or ``FSDP group 64``; -1 stands for all."""
+    found = re.search(r"(?:zero1|FSDP) group (?:size )?(-?\d+)", notes)
+    return int(found.group(1)) if found and int(found.group(1)) > 0 else None
 
 
 class _Cells:

@@ -44,6 +44,10 @@ BYTES_PER_ELEMENT = {
     "int8": 1.0,
     "nvfp4": 0.5,
 }
+ALIGNMENT_BYTES = 16
+MISALIGNED = 0.03
+"""Fraction of the peak of batched products whose rows do not start at multiples of 16 bytes: about 9 TFLOP/s on A100 (head dim
+108 in BigScience's sweeps)."""
 BATCHED = 2.0
 """A batch of products fills the device as products of this many times the smallest dim do alone."""
 ATTENTION_KERNEL: dict[str, AttentionKernel] = {"eager": "flash", "compiled": "flash", "fused": "cudnn"}
@@ -90,6 +94,11 @@ def gemm_seconds(
         * chip.sustained_rate
     )
     width = element_bytes(dtype)
+    if not grouped:
+        odd = (
+            (m * width % ALIGNMENT_BYTES != 0) | (n * width % ALIGNMENT_BYTES != 0) | (k * width % ALIGNMENT_BYTES != 0)
+        )
+        rate = np.where((batch > 1) & odd, np.minimum(rate, chip.peak_flops(dtype) * MISALIGNED), rate)
     bytes_ = batch * width * (m * k + k * n + m * n)
     return _roofline(chip, flops, rate, bytes_)
 

@@ -77,6 +77,8 @@ class Executor:
     """Full recompute ends with the last value that backward needs (torch); False: it runs the whole forward (Megatron)."""
     micro_batches_from_stages: bool = False
     """Under a pipeline a rank's batch is cut into as many micro-batches as there are stages, where nothing else is said."""
+    wide_rotary: bool = False
+    """Rotary positions are applied in fp32."""
     cast_share: float = 1.0
     """Share of the casts to fp8 that is traffic of its own, not fused into the operator before."""
 
@@ -103,6 +105,8 @@ EXECUTORS = {
         Executor("autopar", saves_gathered_input=True),
         Executor(
             "torchtitan",
+            wide_rotary=True,
+            cast_share=2.0,
             saves_gathered_input=True,
             zero=3,
             accumulates=False,
@@ -227,13 +231,13 @@ EXECUTORS = {
         ),
         Executor(
             "internevo",
-            kernels="fused",
+            kernels="eager",
+            attention_kernel="flash1",
             gathers_units=False,
             bucket_bytes=160e6,
             recompute_stops_early=False,
             tp_overlap=0.3,
             dp_overlap=0.6,
-            accumulates=False,
             wide_gradients="never",
             broadcast_seconds=2.5e-3,
         ),

@@ -115,14 +115,14 @@ class Bills:
         """Parameters, gradients, optimizer states and gathered units, bytes."""
         if holding.experts and self.c.zero:
             return self._states_with_experts(holding)
-        rates = self._rates(self.c.replicas)
+        rates = self._rates(self.c.shards)
         amounts = (holding.parameters, holding.largest_unit, holding.frozen)
         return {name: sum(map(operator.mul, rate, amounts)) for name, rate in rates.items()}
 
     def _states_with_experts(self, holding: Holding) -> dict[str, float]:
         shared = (holding.parameters - holding.experts, holding.largest_unit, holding.frozen)
         ranks = max(1, self.c.replicas * self.c.tp // (self.c.ep * self.c.etp))
-        pairs = zip(self._rates(self.c.replicas).items(), self._rates(ranks).values(), strict=True)
+        pairs = zip(self._rates(self.c.shards).items(), self._rates(ranks).values(), strict=True)
         return {name: sum(map(operator.mul, rate, shared)) + own[0] * holding.experts for (name, rate), own in pairs}
 
     def _rates(self, shards: int) -> dict[str, tuple[float, ...]]:
@@ -142,7 +142,7 @@ class Bills:
 
     def optimizer_seconds(self, parameters: float) -> float:
         """One update of the rank's share."""
-        share = parameters / (self.c.replicas if self.c.zero >= 1 else 1)
+        share = parameters / (self.c.shards if self.c.zero >= 1 else 1)
         key = ("optimizer", share)
         if key not in self.known:
             moved = optimizer_traffic_bytes(share, self.request.optimizer, self.request.dtype)
@@ -163,12 +163,14 @@ class Bills:
         gathered = parameters * max(element_bytes(self.request.dtype), 2.0)
         reduced = parameters * self.executor.gradient_bytes(self.request.dtype)
         gather = (
-            self._dp_seconds("all_gather", gathered, self._pieces(gathered, parameters, unit)) if self.c.zero else 0.0
+            self._dp_seconds("all_gather", gathered, self._pieces(gathered, parameters, unit), self.c.shards)
+            if self.c.zero
+            else 0.0
         )
         kind: Kind = "reduce_scatter" if self.c.zero else "all_reduce"
-        reduce = self._dp_seconds(kind, reduced, self._pieces(reduced, parameters, unit))
+        reduce = self._dp_seconds(kind, reduced, self._pieces(reduced, parameters, unit), self.c.replicas)
         if self.c.zero in (1, 2):
-            gather += self.executor.broadcast_seconds * self.c.replicas
+            gather += self.executor.broadcast_seconds * self.c.shards
         return DataParallel(gather, reduce, gathers, "once" if late else "each_backward", min(share, 1.0))
 
     def _pieces(self, bytes_: float, parameters: float, unit: float) -> float:
@@ -177,11 +179,11 @@ class Bills:
             return max(1.0, parameters / unit) if unit else 1.0
         return max(1.0, bytes_ / self.executor.bucket_bytes)
 
-    def _dp_seconds(self, kind: Kind, bytes_: float, pieces: float) -> float:
+    def _dp_seconds(self, kind: Kind, bytes_: float, pieces: float, ranks: int) -> float:
         """Seconds of as many collectives that move `bytes_` together; never less than one that moves them all."""
-        key = (kind, bytes_, pieces, self.c.replicas, self.c.tp)
+        key = (kind, bytes_, pieces, ranks, self.c.tp)
         if key not in self.known:
-            group = self.topology.strided(self.c.replicas, self.c.tp)
+            group = self.topology.strided(ranks, self.c.tp)
             whole, piece = collective_seconds(kind, np.array([bytes_, bytes_ / pieces]), group, self.chip)
             self.known[key] = max(float(whole), pieces * float(piece))
         return self.known[key]
