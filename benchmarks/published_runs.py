@@ -1,6 +1,6 @@
 """Score the cost models on published, measured training runs.
 
-    python benchmarks/published_runs.py --runs DIR [--json out.json]
+    python benchmarks/published_runs.py --runs DIR [--json out.json] [--page docs/accuracy.md]
 
 DIR holds CSV files (columns: `runs_table.COLUMNS`). For each row the architecture is captured, the stated plan is priced
 on the stated cluster under the framework's executor, and simulated. No row, file or source has a knob of its own.
@@ -12,50 +12,73 @@ import argparse
 import json
 import sys
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from runs_pricing import Scored, predict
+from runs_report import write_figure, write_page
 from runs_scores import macro, measured_bytes, summary
 from runs_table import Run, Skip, one_release_each, read_folder
+
+PROCESSES, CHUNKS, FEW = 2, 6, 40
+"""Workers, pieces of work for each, and how many rows are done without."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, required=True, help="folder of CSV files")
     parser.add_argument("--json", type=Path, help="write all figures and rows here")
+    parser.add_argument("--page", type=Path, help="renew the table and the figure of this Markdown page")
     parser.add_argument("--only", default="", help="score files whose name contains this")
     options = parser.parse_args()
     if not options.runs.is_dir():
         print(f"--runs {options.runs}: no such folder", file=sys.stderr)
         return 2
-    report = score_folder(options.runs, options.only)
+    report, scored = score_folder(options.runs, options.only)
     print(text_of(report))
+    if options.page:
+        figure = options.page.with_suffix(".png")
+        write_figure(scored, figure)
+        write_page(report, scored, options.page, figure)
     if options.json:
         options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
     return 0
 
 
-def score_folder(folder: Path, only: str = "") -> dict[str, Any]:
-    """All figures of a folder: overall, by file, by source, rows, what was skipped."""
+def score_folder(folder: Path, only: str = "") -> tuple[dict[str, Any], list[Scored]]:
+    """All figures of a folder (overall, by file, by source, rows, what was skipped), and its predictions."""
     runs, unreadable = read_folder(folder)
     runs = [run for run in runs if only in run.file]
     kept = list(one_release_each(runs))
     scored, skipped = predict_all(kept)
     skipped += [(file, identity, reason) for file, identity, reason in unreadable if only in file]
-    return report_of(runs, kept, scored, skipped)
+    return report_of(runs, kept, scored, skipped), scored
 
 
 def predict_all(runs: list[Run]) -> tuple[list[Scored], list[tuple[str, str, Skip]]]:
-    """Predictions, and (file, id, why) of the rows that cannot be priced."""
-    scored, skipped = [], []
+    """Predictions, and (file, id, why) of the rows that cannot be priced; two processes where there is much to do."""
+    # Rows of like shapes share captured graphs and divisions: they stay together.
+    alike = sorted(runs, key=lambda run: (run.hidden, run.heads, run.ffn, run.seq_len, run.tp))
+    if len(alike) < FEW:
+        outcomes = [_outcome(run) for run in alike]
+    else:
+        with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
+            outcomes = list(pool.map(_outcome, alike, chunksize=max(1, len(alike) // (PROCESSES * CHUNKS))))
+    place = {(run.file, run.id): number for number, run in enumerate(runs)}
+    order = sorted(zip(alike, outcomes, strict=True), key=lambda pair: place[pair[0].file, pair[0].id])
+    scored = [found for _, found in order if isinstance(found, Scored)]
+    return scored, [(run.file, run.id, Skip(*found)) for run, found in order if not isinstance(found, Scored)]
+
+
+def _outcome(run: Run) -> Scored | tuple[str, str]:
+    """A prediction, or the kind of reason and the detail why there is none."""
     warnings.simplefilter("ignore")
-    for run in runs:
-        try:
-            scored.append(predict(run))
-        except Skip as reason:
-            skipped.append((run.file, run.id, reason))
-    return scored, skipped
+    try:
+        return predict(run)
+    except Skip as reason:
+        return reason.kind, reason.detail
 
 
 def report_of(

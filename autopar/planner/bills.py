@@ -162,11 +162,8 @@ class Bills:
         share = unit / parameters if parameters and self.executor.ends_exposed else 0.0
         gathered = parameters * max(element_bytes(self.request.dtype), 2.0)
         reduced = parameters * self.executor.gradient_bytes(self.request.dtype)
-        gather = (
-            self._dp_seconds("all_gather", gathered, self._pieces(gathered, parameters, unit), self.c.shards)
-            if self.c.zero
-            else 0.0
-        )
+        pieces = self._pieces(gathered, parameters, unit)
+        gather = self._dp_seconds("all_gather", gathered, pieces, self.c.shards) if self.c.zero else 0.0
         kind: Kind = "reduce_scatter" if self.c.zero else "all_reduce"
         reduce = self._dp_seconds(kind, reduced, self._pieces(reduced, parameters, unit), self.c.replicas)
         if self.c.zero in (1, 2):

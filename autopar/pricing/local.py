@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from autopar.documents.graph import BlockClass, Graph, Operator
+from autopar.documents.graph import BlockClass, Graph, Operator, RecomputeOption
 from autopar.pricing.bill import Setting
 from autopar.pricing.division import Division, divided_atom
 from autopar.pricing.fusion import external_tensors, fusion_groups
@@ -101,8 +101,23 @@ class Local:
     def _bytes(self, tensor: int) -> Amount:
         return self.block_class.tensor_by_id[tensor].bytes(self.sizes, self.width)
 
-    def _saved(self, tensors: tuple[int, ...]) -> Amount:
-        return sum((self._stored(tensor) for tensor in tensors), 0.0)
+    def _saved(self, option: RecomputeOption) -> Amount:
+        """Bytes kept; of matrix products that selective recompute runs again all the same, their share is not."""
+        again = self.executor.selective_products if option.name.startswith("selective") else 0.0
+        products = {write for work in self.sized.works if work.kind == "matmul" for write in work.operator.writes}
+        return sum(
+            (
+                self._stored(tensor) * self._kept_width(tensor) * (1 - again * (tensor in products))
+                for tensor in option.saved
+            ),
+            0.0,
+        )
+
+    def _kept_width(self, tensor: int) -> float:
+        """A fused loss keeps its scores as they came, in the compute dtype, not widened."""
+        scores = self.is_end and self.block_class.tensor_by_id[tensor].dtype == "float32"
+        is_large = scores and len(self.block_class.tensor_by_id[tensor].atoms) > 2
+        return self.width / 4 if is_large and self.setting.kernels == "fused" else 1.0
 
     def _stored(self, tensor: int) -> Amount:
         state = self.division.states.get(tensor)

@@ -37,7 +37,7 @@ class _Pricer(Kernels, Communication):
         forward = self._seconds(self.sized.forward)
         backward = self._seconds(self.sized.backward)
         forward_host, backward_host = (self._host(phase) for phase in ("forward", "backward"))
-        saved = {option.name: self._saved(option.saved) for option in self.block_class.recompute}
+        saved = {option.name: self._saved(option) for option in self.block_class.recompute}
         again = {option.name: self._again(option) for option in self.block_class.recompute}
         accumulation = self._accumulation_seconds()
         workspace, output = self._workspace(), self._output()
@@ -97,9 +97,10 @@ class _Pricer(Kernels, Communication):
         alive: Amount = 0.0
         most: Amount = 0.0
         size: dict[int, Amount] = {}
+        inside = self._inside_kernels()
         for number, operator in enumerate(backward):
             if not is_view(operator) and self._has_rows(operator):
-                for tensor in operator.writes:
+                for tensor in set(operator.writes) - inside:
                     atom = self.divided.get(operator.id)
                     size[tensor] = self._bytes(tensor) / (self._divisor(tensor, atom) if atom is not None else 1)
                     alive = alive + size[tensor]
@@ -109,6 +110,12 @@ class _Pricer(Kernels, Communication):
                     alive = alive - size.pop(tensor)
         gathered = [c.site.tensor for c in self.division.conversions if c.backward == "all_gather"]
         return most + max((self._bytes(tensor) for tensor in gathered), key=np.max, default=0.0)
+
+    def _inside_kernels(self) -> set[int]:
+        """Tensors that pass from one operator of a fused kernel to the next and are never in memory."""
+        groups = [group for group in self.sized.backward if len(group) > 1]
+        written = {tensor for group in groups for work in group for tensor in work.operator.writes}
+        return written - {tensor for group in groups for tensor in self.sized.external[group[0].operator.id]}
 
     def _has_rows(self, operator: Operator) -> bool:
         """Whether what it writes grows with the workload: gradients of parameters do not, and are counted elsewhere."""
