@@ -97,7 +97,7 @@ def _topology(chip_name: str, gpus: int, per_node: int, gigabits: float, kind: N
         raise Skip("contradictory", f"gpus({gpus}) is not a multiple of gpus_per_node({per_node})")
     intra: dict[str, object] = {"latency_us": 2.0 if domain else 2.5}
     if chip.link.kind == "none" or chip.link.kind == "pcie":
-        intra |= {"kind": "pcie", "gigabytes_per_second": chip.link.gigabytes_per_second}
+        intra |= {"kind": "pcie", "gigabytes_per_second": chip.link.gigabytes_per_second, "peer_to_peer": kind != "efa"}
     nodes = NodeGroup.model_validate(
         {
             "name": "nodes",

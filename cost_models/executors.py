@@ -77,6 +77,8 @@ class Executor:
     """Full recompute ends with the last value that backward needs (torch); False: it runs the whole forward (Megatron)."""
     micro_batches_from_stages: bool = False
     """Under a pipeline a rank's batch is cut into as many micro-batches as there are stages, where nothing else is said."""
+    fused_loss: bool = False
+    """The loss is one kernel that keeps its scores in the compute dtype."""
     wide_rotary: bool = False
     """Rotary positions are applied in fp32."""
     cast_share: float = 1.0
@@ -116,6 +118,20 @@ EXECUTORS = {
         ),
         Executor(
             "megatron",
+            fused_loss=True,
+            kernels="fused",
+            gathers_units=False,
+            bucket_bytes=160e6,
+            tp_backward_overlap=0.5,
+            recompute_stops_early=False,
+            cp_overlap=0.9,
+            dp_overlap=0.5,
+            ends_exposed=False,
+            accumulates=False,
+            collective_seconds=10e-6,
+        ),
+        Executor(
+            "megatron_script",
             kernels="fused",
             gathers_units=False,
             bucket_bytes=160e6,
@@ -129,6 +145,7 @@ EXECUTORS = {
         ),
         Executor(
             "nemo",
+            fused_loss=True,
             kernels="fused",
             gathers_units=False,
             bucket_bytes=160e6,
@@ -263,6 +280,7 @@ FRAMEWORKS = {
     "fsdp+tp": "torchtitan",
     "megatron-lm": "megatron",
     "megatron-core": "nemo",
+    "megatron-core-(functional-test)": "megatron_script",
     "megatron-bridge": "nemo",
     "nemo": "nemo",
     "megatron-lm-2022": "megatron_2022",

@@ -149,6 +149,7 @@ STORAGE: dict[str, dict[int, dict[str, Held]]] = {
     "fsdp1": _FSDP2,
     "megatron": _MEGATRON,
     "nemo": _MEGATRON,
+    "megatron_script": _MEGATRON,
     "megatron_2022": _MEGATRON,
     "deepspeed_megatron": _MEGATRON,
     "megatron_2021": _MEGATRON,

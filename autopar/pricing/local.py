@@ -117,7 +117,7 @@ class Local:
         """A fused loss keeps its scores as they came, in the compute dtype, not widened."""
         scores = self.is_end and self.block_class.tensor_by_id[tensor].dtype == "float32"
         is_large = scores and len(self.block_class.tensor_by_id[tensor].atoms) > 2
-        return self.width / 4 if is_large and self.setting.kernels == "fused" else 1.0
+        return self.width / 4 if is_large and self.executor.fused_loss else 1.0
 
     def _stored(self, tensor: int) -> Amount:
         state = self.division.states.get(tensor)
