@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo test lint types floors schemas notebook clean
+.PHONY: install demo test lint types floors schemas scoreboard notebook clean
 
 install: $(VENV)/installed
 
@@ -37,6 +37,9 @@ floors: install
 
 schemas: install
 	$(BIN)/python docs/schemas/generate.py
+
+scoreboard: install
+	$(BIN)/python benchmarks/published_runs.py --runs benchmarks/runs --page docs/accuracy.md
 
 notebook: install
 	$(BIN)/python notebooks/execute.py

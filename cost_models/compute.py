@@ -31,7 +31,7 @@ from hardware_profiles.chip import Chip, normal_dtype
 
 Layout = Literal["forward", "dgrad", "wgrad", "any"]
 Kernels = Literal["eager", "compiled", "fused"]
-AttentionKernel = Literal["flash", "cudnn", "explicit"]
+AttentionKernel = Literal["flash", "flash1", "cudnn", "explicit"]
 Phase = Literal["forward", "backward"]
 
 BYTES_PER_ELEMENT = {
@@ -44,6 +44,12 @@ BYTES_PER_ELEMENT = {
     "int8": 1.0,
     "nvfp4": 0.5,
 }
+ALIGNMENT_BYTES = 16
+MISALIGNED = 0.03
+"""Fraction of the peak of batched products whose rows do not start at multiples of 16 bytes: about 9 TFLOP/s on A100 (head dim
+108 in BigScience's sweeps)."""
+BATCHED = 2.0
+"""A batch of products fills the device as products of this many times the smallest dim do alone."""
 ATTENTION_KERNEL: dict[str, AttentionKernel] = {"eager": "flash", "compiled": "flash", "fused": "cudnn"}
 """The attention kernel that comes with a choice of kernels; a chip without tables of cudnn uses those of flash."""
 HOST_FACTOR: dict[str, float] = {"eager": 1.0, "compiled": 0.5, "fused": 0.35}
@@ -82,9 +88,17 @@ def gemm_seconds(
     m, n, k, batch = (np.asarray(value, dtype=np.float64) for value in (m, n, k, batch))
     flops = 2.0 * m * n * k * batch
     rate = chip.peak_flops(dtype) * _at_most_peak(
-        gemm_fraction(chip, effective_dim(m, n, k), dtype, layout, grouped) * chip.efficiency.sustained
+        gemm_fraction(
+            chip, effective_dim(m, n, k) * np.where((batch > 1) & (not grouped), BATCHED, 1.0), dtype, layout, grouped
+        )
+        * chip.sustained_rate
     )
     width = element_bytes(dtype)
+    if not grouped:
+        odd = (
+            (m * width % ALIGNMENT_BYTES != 0) | (n * width % ALIGNMENT_BYTES != 0) | (k * width % ALIGNMENT_BYTES != 0)
+        )
+        rate = np.where((batch > 1) & odd, np.minimum(rate, chip.peak_flops(dtype) * MISALIGNED), rate)
     bytes_ = batch * width * (m * k + k * n + m * n)
     return _roofline(chip, flops, rate, bytes_)
 

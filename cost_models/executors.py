@@ -11,58 +11,264 @@ torchtitan (arXiv 2410.06511); fractions hidden are what published step times of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
+from hardware_profiles.chip import normal_dtype
 from hardware_profiles.errors import ProfileError
 from hardware_profiles.schema import did_you_mean
 
 
 @dataclass(frozen=True)
 class Executor:
-    """Behaviour of one training framework."""
+    """Behaviour of one training framework. The defaults are those of this package's own runtime."""
 
     name: str
-    kernels: Literal["eager", "compiled", "fused"]
+    kernels: Literal["eager", "compiled", "fused"] = "eager"
     """Default kernels of the framework."""
-    attention: Literal["flash", "explicit"]
-    sequence_parallel: bool
+    attention: Literal["flash", "explicit"] = "flash"
+    attention_kernel: Literal["flash", "flash1", "cudnn"] | None = None
+    """None: the one that comes with the kernels."""
+    sequence_parallel: bool = True
     """Whether tensor parallelism comes with sequence parallelism by default."""
-    saves_gathered_input: bool
+    saves_gathered_input: bool = False
     """Under sequence parallelism the gathered input of a column-wise linear is kept for backward (torch's DTensor), not
     the divided one that is gathered again (Megatron)."""
-    zero: Literal[0, 1, 2, 3]
+    zero: Literal[0, 1, 2, 3] = 1
     """Default division of states over dp."""
-    tp_overlap: float
+    tp_overlap: float = 0.0
     """Fraction of tensor-parallel collectives that hides behind compute."""
-    dp_overlap: float
+    tp_backward_overlap: float = 0.0
+    """Of the backward's collectives that a product can run beside: the reduction of a column-wise linear's input gradient
+    (beside wgrad), and the second gather of its input (beside dgrad)."""
+    cp_overlap: float = 0.0
+    """Fraction of the exchange of keys and values that hides behind attention."""
+    ep_overlap: float = 0.0
+    """Fraction of the all-to-alls of experts that hides behind other compute."""
+    sends_rows_once_per_node: bool = False
+    """Dispatch to experts goes to each node once and is spread there (DeepEP, HybridEP)."""
+    dp_overlap: float = 0.9
     """Fraction of data-parallel collectives that hides behind compute, where there is compute to hide behind."""
-    ends_exposed: bool
+    ends_exposed: bool = True
     """The first gather and the last reduction of a step stand alone."""
-    accumulation_bytes: float
-    """Memory traffic per parameter and micro-batch to add a gradient to its accumulator; 0 where the GEMM does it."""
-    host_factor: float
-    """Host time per operator relative to the chip's `host_us`."""
-    checkpoint_seconds: float
+    gathers_units: bool = True
+    """Under ZeRO each unit (a block) is gathered and reduced on its own; False: buckets, as without it."""
+    bucket_bytes: float = 25 * 2**20
+    """Of gradients that are averaged in one message where states are whole (as torch's DDP)."""
+    wide_gradients: Literal["always", "bf16", "never"] = "always"
+    """When gradients are kept and reduced in fp32: whatever the compute dtype, for bf16 only, or never."""
+    accumulates: bool = True
+    """Whether adding a gradient to its accumulator is traffic of its own; False where the product does it."""
+    host_factor: float = 1.0
+    """Host time per kernel relative to the chip's `host_us`, with the framework's default kernels."""
+    checkpoint_seconds: float = 100e-6
     """Host time for each recomputed block and micro-batch."""
-    collective_seconds: float
+    collective_seconds: float = 15e-6
     """Host time for each tensor-parallel collective."""
     broadcast_seconds: float = 0.0
     """Per dp rank and step: parameters sent out rank by rank after the update."""
+    selective_products: float = 0.0
+    """Share of the kept matrix products that selective recompute runs again all the same."""
+    recompute: Literal["none", "selective", "full"] | None = None
+    """Default of the framework's own launch scripts; None: no usual choice."""
+    virtual_stages: int | None = None
+    """Chunks of a rank under an interleaved schedule where nothing else is said; None: no usual choice."""
+    recompute_stops_early: bool = True
+    """Full recompute ends with the last value that backward needs (torch); False: it runs the whole forward (Megatron)."""
+    micro_batches_from_stages: bool = False
+    """Under a pipeline a rank's batch is cut into as many micro-batches as there are stages, where nothing else is said."""
+    fused_loss: bool = False
+    """The loss is one kernel that keeps its scores in the compute dtype."""
+    wide_rotary: bool = False
+    """Rotary positions are applied in fp32."""
+    cast_share: float = 1.0
+    """Share of the casts to fp8 that is traffic of its own, not fused into the operator before."""
+
+    def gradient_bytes(self, dtype: str) -> float:
+        """Bytes of a gradient element where it is accumulated and reduced."""
+        if normal_dtype(dtype) in ("fp32", "tf32", "fp64"):
+            return 8.0 if normal_dtype(dtype) == "fp64" else 4.0
+        wide = self.wide_gradients == "always" or (self.wide_gradients == "bf16" and normal_dtype(dtype) != "fp16")
+        return 4.0 if wide else 2.0
+
+    def accumulation_bytes(self, dtype: str) -> float:
+        """Memory traffic per parameter and micro-batch to add a gradient to its accumulator: read, read, write; a wider
+        accumulator takes a widened copy first.
+        """
+        if not self.accumulates:
+            return 0.0
+        wide = self.gradient_bytes(dtype)
+        return 2.0 + 2 * wide + (wide if wide > 2 else 0.0)
 
 
 EXECUTORS = {
     item.name: item
     for item in (
-        Executor("autopar", "eager", "flash", True, True, 1, 0.0, 0.9, True, 12.0, 1.0, 100e-6, 15e-6),
-        Executor("torchtitan", "compiled", "flash", True, True, 3, 0.0, 0.9, True, 0.0, 1.0, 100e-6, 15e-6),
-        Executor("megatron", "fused", "flash", True, False, 1, 0.9, 0.5, False, 0.0, 1.0, 100e-6, 10e-6),
-        Executor("megatron_2022", "eager", "explicit", True, False, 0, 0.0, 0.0, True, 0.0, 3.0, 250e-6, 30e-6),
-        Executor("megatron_2021", "eager", "explicit", False, False, 0, 0.0, 0.0, True, 6.0, 4.5, 250e-6, 30e-6),
-        Executor("megatron_deepspeed", "eager", "explicit", False, False, 1, 0.0, 0.0, True, 14.0, 4.5, 250e-6, 30e-6),
-        Executor("deepspeed", "eager", "explicit", False, False, 1, 0.0, 0.7, True, 6.0, 1.5, 150e-6, 20e-6),
-        Executor("fsdp1", "eager", "flash", False, True, 3, 0.0, 0.95, True, 0.0, 1.5, 150e-6, 20e-6),
-        Executor("internevo", "fused", "flash", True, False, 1, 0.3, 0.6, True, 0.0, 1.0, 100e-6, 15e-6, 2.5e-3),
-        Executor("xla", "compiled", "flash", True, False, 3, 0.5, 0.9, True, 0.0, 0.0, 0.0, 0.0),
+        Executor("autopar", saves_gathered_input=True),
+        Executor(
+            "torchtitan",
+            wide_rotary=True,
+            cast_share=2.0,
+            saves_gathered_input=True,
+            zero=3,
+            accumulates=False,
+            selective_products=0.5,
+            micro_batches_from_stages=True,
+            virtual_stages=2,
+        ),
+        Executor(
+            "megatron",
+            fused_loss=True,
+            kernels="fused",
+            gathers_units=False,
+            bucket_bytes=160e6,
+            tp_backward_overlap=0.5,
+            recompute_stops_early=False,
+            cp_overlap=0.9,
+            dp_overlap=0.5,
+            ends_exposed=False,
+            accumulates=False,
+            collective_seconds=10e-6,
+        ),
+        Executor(
+            "megatron_script",
+            kernels="fused",
+            gathers_units=False,
+            bucket_bytes=160e6,
+            tp_backward_overlap=0.5,
+            recompute_stops_early=False,
+            cp_overlap=0.9,
+            dp_overlap=0.5,
+            ends_exposed=False,
+            accumulates=False,
+            collective_seconds=10e-6,
+        ),
+        Executor(
+            "nemo",
+            fused_loss=True,
+            kernels="fused",
+            gathers_units=False,
+            bucket_bytes=160e6,
+            sends_rows_once_per_node=True,
+            wide_gradients="never",
+            tp_backward_overlap=0.9,
+            recompute_stops_early=False,
+            tp_overlap=0.9,
+            cp_overlap=0.9,
+            dp_overlap=0.7,
+            ends_exposed=False,
+            accumulates=False,
+            collective_seconds=10e-6,
+        ),
+        Executor(
+            "megatron_2022",
+            kernels="fused",
+            gathers_units=False,
+            bucket_bytes=inf,
+            attention="explicit",
+            tp_backward_overlap=0.8,
+            recompute_stops_early=False,
+            zero=0,
+            dp_overlap=0.0,
+            wide_gradients="bf16",
+            accumulates=False,
+            host_factor=4.0,
+            checkpoint_seconds=250e-6,
+            collective_seconds=30e-6,
+        ),
+        Executor(
+            "megatron_2021",
+            kernels="fused",
+            gathers_units=False,
+            bucket_bytes=inf,
+            attention="explicit",
+            recompute_stops_early=False,
+            sequence_parallel=False,
+            zero=0,
+            dp_overlap=0.0,
+            wide_gradients="bf16",
+            host_factor=5.3,
+            checkpoint_seconds=250e-6,
+            collective_seconds=30e-6,
+        ),
+        Executor(
+            "megatron_deepspeed",
+            kernels="fused",
+            gathers_units=False,
+            bucket_bytes=inf,
+            attention="explicit",
+            recompute_stops_early=False,
+            sequence_parallel=False,
+            zero=1,
+            dp_overlap=0.0,
+            wide_gradients="bf16",
+            host_factor=5.3,
+            checkpoint_seconds=250e-6,
+            collective_seconds=30e-6,
+        ),
+        Executor(
+            "deepspeed_megatron",
+            kernels="fused",
+            gathers_units=False,
+            bucket_bytes=inf,
+            attention="explicit",
+            recompute_stops_early=False,
+            sequence_parallel=False,
+            zero=0,
+            dp_overlap=0.0,
+            wide_gradients="bf16",
+            host_factor=5.3,
+            checkpoint_seconds=250e-6,
+            collective_seconds=30e-6,
+            recompute="full",
+        ),
+        Executor(
+            "deepspeed",
+            kernels="eager",
+            attention="explicit",
+            sequence_parallel=False,
+            dp_overlap=0.7,
+            wide_gradients="never",
+            host_factor=1.5,
+            checkpoint_seconds=150e-6,
+            collective_seconds=20e-6,
+        ),
+        Executor(
+            "fsdp1",
+            kernels="eager",
+            attention_kernel="flash1",
+            sequence_parallel=False,
+            saves_gathered_input=True,
+            zero=3,
+            dp_overlap=0.95,
+            accumulates=False,
+            host_factor=1.5,
+            checkpoint_seconds=150e-6,
+            collective_seconds=20e-6,
+        ),
+        Executor(
+            "internevo",
+            kernels="eager",
+            attention_kernel="flash1",
+            gathers_units=False,
+            bucket_bytes=160e6,
+            recompute_stops_early=False,
+            tp_overlap=0.3,
+            dp_overlap=0.6,
+            wide_gradients="never",
+            broadcast_seconds=2.5e-3,
+        ),
+        Executor(
+            "xla",
+            kernels="compiled",
+            recompute="full",
+            zero=3,
+            tp_overlap=0.5,
+            accumulates=False,
+            host_factor=0.0,
+            checkpoint_seconds=0.0,
+            collective_seconds=0.0,
+        ),
     )
 }
 """Every executor by name."""
@@ -73,14 +279,16 @@ FRAMEWORKS = {
     "fsdp2": "torchtitan",
     "fsdp+tp": "torchtitan",
     "megatron-lm": "megatron",
-    "megatron-core": "megatron",
-    "megatron-bridge": "megatron",
-    "nemo": "megatron",
+    "megatron-core": "nemo",
+    "megatron-core-(functional-test)": "megatron_script",
+    "megatron-bridge": "nemo",
+    "nemo": "nemo",
     "megatron-lm-2022": "megatron_2022",
     "megatron-lm-2021": "megatron_2021",
     "megatron-lm-2020": "megatron_2021",
     "megatron-deepspeed": "megatron_deepspeed",
-    "deepspeed-3d": "megatron_deepspeed",
+    "deepspeed-3d": "deepspeed_megatron",
+    "megatron-deepspeed-3d": "megatron_deepspeed",
     "deepspeed": "deepspeed",
     "fsdp": "fsdp1",
     "fsdp1": "fsdp1",

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cost_models.compute import element_bytes
+from cost_models.executors import executor as executor_of
 from cost_models.in_flight import activation_peak as activation_peak
 from cost_models.in_flight import in_flight as in_flight
 from cost_models.tables import Array, plain
@@ -147,7 +148,10 @@ STORAGE: dict[str, dict[int, dict[str, Held]]] = {
     "torchtitan": _FSDP2,
     "fsdp1": _FSDP2,
     "megatron": _MEGATRON,
+    "nemo": _MEGATRON,
+    "megatron_script": _MEGATRON,
     "megatron_2022": _MEGATRON,
+    "deepspeed_megatron": _MEGATRON,
     "megatron_2021": _MEGATRON,
     "megatron_deepspeed": _MEGATRON,
     "internevo": _ZERO_PAPER,
@@ -206,7 +210,7 @@ def state_bytes(
         ProfileError: an unknown optimizer.
 
     """
-    widths = _widths(optimizer, dtype)
+    widths = _widths(optimizer, dtype) | {"R": executor_of(executor).gradient_bytes(dtype)}
     n = float(shards if zero > 0 else 1)
     trained, unit = np.asarray(parameters, dtype=np.float64), np.asarray(largest_unit, dtype=np.float64)
     mode = {"pipelined": pipelined, "accumulating": accumulating}

@@ -24,12 +24,20 @@ Parallelism = Literal["tp", "cp", "ep", "pp", "dp", "send"]
 def overlap_fraction(what: Parallelism, executor: str = "autopar") -> float:
     """Fraction of the collectives of one kind of parallelism that the executor can hide behind compute.
 
-    cp hides like dp where keys and values travel round a ring beside attention, which no executor here does: 0. Expert
-    all-to-alls depend on each other: 0. Pipeline sends ("pp" or "send") have a stream of their own and never hold up
-    their sender's compute: 1; that a receiver waits for them is the schedule's affair.
+    cp hides where keys and values travel round a ring beside attention, ep where another micro-batch's compute runs
+    beside an all-to-all. Pipeline sends ("pp" or "send") have a stream of their own and never hold up their sender's
+    compute: 1; that a receiver waits for them is the schedule's affair.
     """
     behaviour = executor_of(executor)
-    return {"tp": behaviour.tp_overlap, "dp": behaviour.dp_overlap, "pp": 1.0, "send": 1.0}.get(what, 0.0)
+    hidden = {
+        "tp": behaviour.tp_overlap,
+        "cp": behaviour.cp_overlap,
+        "ep": behaviour.ep_overlap,
+        "dp": behaviour.dp_overlap,
+        "pp": 1.0,
+        "send": 1.0,
+    }
+    return hidden.get(what, 0.0)
 
 
 def hides(chip: Chip) -> bool:

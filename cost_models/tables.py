@@ -44,8 +44,8 @@ GENERIC_POINTWISE = {
     "add": 0.80,
     "activation": 0.75,
     "norm": 0.60,
-    "softmax": 0.60,
-    "dropout": 0.70,
+    "softmax": 0.80,
+    "dropout": 0.80,
     "embedding": 0.50,
     "loss": 0.50,
     "optimizer": 0.75,
@@ -53,6 +53,9 @@ GENERIC_POINTWISE = {
 """Fraction of memory bandwidth by operator class; STREAM-like copies reach 0.85-0.92, reductions less."""
 MEAN_WEIGHT = 0.25
 """How far the geometric mean counts beside the smallest dim: among equal smallest dims larger products run faster."""
+FLASH1 = 0.55
+"""FlashAttention of the first generation (and Triton's) relative to FlashAttention-2, which is about twice as fast in its own
+paper (arXiv 2307.08691) and 1.7 times in published long-sequence training."""
 HEAD_DIM_FRACTION = ((32.0, 0.55), (64.0, 0.80), (128.0, 1.0), (256.0, 1.05))
 """FlashAttention's rate by head dim, relative to 128 (same papers)."""
 
@@ -101,10 +104,15 @@ def attention_fraction(
     width = float(np.median(np.asarray(head_dim)))
     table = min(
         tables or [GENERIC_ATTENTION[phase]],
-        key=lambda item: (item.kernel != kernel, item.causal != causal, abs(np.log2(item.head_dim / width))),
+        key=lambda item: (
+            item.kernel != kernel.rstrip("1"),
+            item.causal != causal,
+            abs(np.log2(item.head_dim / width)),
+        ),
     )
     widths, factors = zip(*HEAD_DIM_FRACTION, strict=True)
     scale = interpolate(head_dim, widths, factors) / interpolate(table.head_dim, widths, factors)
+    scale = scale * (FLASH1 if kernel == "flash1" else 1.0)
     return np.minimum(interpolate(seq, table.seq, table.fraction_of_peak) * scale, 1.0)
 
 

@@ -15,7 +15,8 @@ GIB = 2**30
 DTYPE_NAMES = {
     "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "half": "fp16", "fp32": "fp32",
     "float32": "fp32", "float": "fp32", "tf32": "tf32", "fp64": "fp64", "float64": "fp64", "double": "fp64",
-    "fp8": "fp8", "float8": "fp8", "fp8-cs": "fp8", "mxfp8": "fp8", "int8": "int8", "nvfp4": "nvfp4", "fp4": "nvfp4",
+    "fp8": "fp8", "float8": "fp8", "fp8-cs": "fp8", "fp8-mx": "fp8", "mxfp8": "fp8", "int8": "int8",
+    "nvfp4": "nvfp4", "fp4": "nvfp4",
 }  # fmt: skip
 
 RUNS_AS = {
@@ -143,6 +144,8 @@ class Chip(Facts):
     power_watts: Power | None = None
     context_gib: float = Field(default=0.5, ge=0)
     communicator_gib: CommunicatorMemory = CommunicatorMemory()
+    sustained: float | None = Field(default=None, gt=0, le=1.5)
+    """Long-run over microbenchmark rate at this part's power limit; default: that of its tables."""
     efficiency: Annotated[Efficiency, OrText("name of built-in tables, such as ampere")] = Efficiency()
     overlap_slowdown: OverlapSlowdown = OverlapSlowdown()
     residuals: dict[str, float] = {}
@@ -156,6 +159,11 @@ class Chip(Facts):
         if not self.teraflops or any(value <= 0 for value in self.teraflops.values()):
             raise ValueError("teraflops must hold at least one dtype, all above 0")
         return self
+
+    @property
+    def sustained_rate(self) -> float:
+        """Long-run over microbenchmark rate."""
+        return self.efficiency.sustained if self.sustained is None else self.sustained
 
     @property
     def memory_bytes(self) -> float:

@@ -91,6 +91,12 @@ def assemble(model: Model, cluster: Cluster, best: Chosen, others: Sequence[Chos
     )
 
 
+def stage_costs(case: Case, answer: Answer) -> tuple[StageCost, ...]:
+    """The priced bill of every stage of a case whose blocks are given to stages: what a simulation needs."""
+    stages = _Stages(case, answer)
+    return tuple(stages.cost(stage) for stage in range(case.c.pp))
+
+
 def _chip_notes(model: Model) -> Iterator[str]:
     dtype, chip = normal_dtype(model.request.dtype), model.chip
     if dtype not in chip.teraflops:
@@ -99,7 +105,7 @@ def _chip_notes(model: Model) -> Iterator[str]:
 
 def _mesh(case: Case) -> Mesh:
     c = case.c
-    return Mesh(pp=c.pp, tp=c.tp, dp_replicate=c.dp if c.zero == 0 else 1, dp_shard=1 if c.zero == 0 else c.dp)
+    return Mesh(pp=c.pp, tp=c.tp, cp=c.cp, dp_replicate=c.dp if c.zero == 0 else 1, dp_shard=1 if c.zero == 0 else c.dp)
 
 
 def _schedule(case: Case) -> Schedule:
@@ -234,7 +240,7 @@ class _Stages:
         held = self._held(stage)
         dp = bills.data_parallel(held.parameters, held.largest_unit)
         memory = bills.states(held) | {"workspace": bills.static(held) - sum(bills.states(held).values())}
-        groups = sum(size > 1 for size in (case.c.pp, case.c.dp, case.c.tp))
+        groups = sum(size > 1 for size in (case.c.pp, case.c.replicas, case.c.tp))
         memory |= {
             "communicators": communicator_bytes(case.model.chip, groups),
             "context": context_bytes(case.model.chip),
@@ -308,6 +314,7 @@ class _Stages:
             if phase == "backward":
                 option = self.option(layer)[1]
                 recompute += option.seconds
+                overhead += option.overhead_seconds
                 collectives += option.collectives
         return ActionCost(
             compute_seconds=compute,

@@ -20,6 +20,7 @@ from autopar.planner.request import Request
 from autopar.planner.space import Configuration
 from cost_models.collectives import Kind, collective_seconds
 from cost_models.compute import element_bytes, pointwise_seconds
+from cost_models.executors import executor
 from cost_models.in_flight import Schedule, in_flight_by_chunk
 from cost_models.memory import (
     RESERVE_FRACTION,
@@ -32,10 +33,6 @@ from cost_models.overlap import hides, overlap_fraction
 from hardware_profiles.chip import Chip
 from hardware_profiles.topology import Topology
 
-REDUCE_BYTES = 4.0
-"""Gradients are reduced in fp32."""
-BUCKET_BYTES = 25 * 2**20
-"""Of gradients that are averaged in one message where states are whole (as torch's DDP)."""
 WORKSPACE_BYTES = 64 * 2**20
 """Matmul workspace (cuBLAS keeps 32 MiB a handle on Hopper) and kernels' scratch."""
 
@@ -53,6 +50,8 @@ class Holding:
     largest_unit: float
     """Elements of the largest unit that ZeRO gathers at once."""
     workspace: float
+    experts: float = 0.0
+    """Of the trainable elements, those of experts: their states are divided over the ranks that hold the same experts."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,8 @@ class Bills:
     ) -> None:
         self.c, self.request, self.topology, self.chip = configuration, request, topology, chip
         self.capacity, self.known = capacity, known
-        self.overlap = overlap_fraction("dp") if hides(chip) else 0.0
+        self.executor = executor(request.executor)
+        self.overlap = overlap_fraction("dp", request.executor) if hides(chip) else 0.0
 
     def most_in_flight(self, stage: int) -> tuple[int, ...]:
         """Most micro-batches that each chunk has in flight, at whichever moment."""
@@ -102,7 +102,7 @@ class Bills:
     @cached_property
     def outside(self) -> float:
         """Context and communicators, bytes."""
-        groups = sum(size > 1 for size in (self.c.pp, self.c.dp, self.c.tp))
+        groups = sum(size > 1 for size in (self.c.pp, self.c.replicas, self.c.tp))
         return communicator_bytes(self.chip, groups) + context_bytes(self.chip)
 
     @property
@@ -113,11 +113,28 @@ class Bills:
 
     def states(self, holding: Holding) -> dict[str, float]:
         """Parameters, gradients, optimizer states and gathered units, bytes."""
-        rates = _state_rates(
-            self.request.optimizer, self.request.dtype, self.c.zero, self.c.dp, self.c.pp > 1, self.c.micro_batches > 1
-        )
+        if holding.experts and self.c.zero:
+            return self._states_with_experts(holding)
+        rates = self._rates(self.c.shards)
         amounts = (holding.parameters, holding.largest_unit, holding.frozen)
         return {name: sum(map(operator.mul, rate, amounts)) for name, rate in rates.items()}
+
+    def _states_with_experts(self, holding: Holding) -> dict[str, float]:
+        shared = (holding.parameters - holding.experts, holding.largest_unit, holding.frozen)
+        ranks = max(1, self.c.replicas * self.c.tp // (self.c.ep * self.c.etp))
+        pairs = zip(self._rates(self.c.shards).items(), self._rates(ranks).values(), strict=True)
+        return {name: sum(map(operator.mul, rate, shared)) + own[0] * holding.experts for (name, rate), own in pairs}
+
+    def _rates(self, shards: int) -> dict[str, tuple[float, ...]]:
+        return _state_rates(
+            self.request.optimizer,
+            self.request.dtype,
+            self.c.zero,
+            shards,
+            self.c.pp > 1,
+            self.c.micro_batches > 1,
+            self.executor.name,
+        )
 
     def static(self, holding: Holding) -> float:
         """Allocated bytes that do not follow the schedule."""
@@ -125,7 +142,7 @@ class Bills:
 
     def optimizer_seconds(self, parameters: float) -> float:
         """One update of the rank's share."""
-        share = parameters / (self.c.dp if self.c.zero >= 1 else 1)
+        share = parameters / (self.c.shards if self.c.zero >= 1 else 1)
         key = ("optimizer", share)
         if key not in self.known:
             moved = optimizer_traffic_bytes(share, self.request.optimizer, self.request.dtype)
@@ -134,7 +151,7 @@ class Bills:
 
     def data_parallel(self, parameters: float, unit: float) -> DataParallel:
         """Gathers and reductions of a rank that holds `parameters` elements in units of about `unit`."""
-        if self.c.dp == 1:
+        if self.c.replicas == 1:
             return DataParallel(0.0, 0.0, "never", "never", 0.0)
         each = self.c.zero == 3 and self.c.pp == 1
         gathers: Literal["never", "once", "each_action"] = (
@@ -142,21 +159,28 @@ class Bills:
         )
         # Zero 2 over several micro-batches keeps whole gradients and reduces after the last (`cost_models.memory.held_as`).
         late = self.c.zero < 2 or self.c.pp > 1 or (self.c.zero == 2 and self.c.micro_batches > 1)
-        share = unit / parameters if parameters else 0.0
-        # One collective for each unit (fully_shard), or for each bucket.
-        units = max(1.0, parameters / unit) if unit else 1.0
-        buckets = max(1.0, parameters * REDUCE_BYTES / BUCKET_BYTES)
-        gathered = parameters * element_bytes(self.request.dtype)
-        gather = self._dp_seconds("all_gather", gathered, units) if self.c.zero else 0.0
+        share = unit / parameters if parameters and self.executor.ends_exposed else 0.0
+        gathered = parameters * max(element_bytes(self.request.dtype), 2.0)
+        reduced = parameters * self.executor.gradient_bytes(self.request.dtype)
+        pieces = self._pieces(gathered, parameters, unit)
+        gather = self._dp_seconds("all_gather", gathered, pieces, self.c.shards) if self.c.zero else 0.0
         kind: Kind = "reduce_scatter" if self.c.zero else "all_reduce"
-        reduce = self._dp_seconds(kind, parameters * REDUCE_BYTES, units if self.c.zero else buckets)
+        reduce = self._dp_seconds(kind, reduced, self._pieces(reduced, parameters, unit), self.c.replicas)
+        if self.c.zero in (1, 2):
+            gather += self.executor.broadcast_seconds * self.c.shards
         return DataParallel(gather, reduce, gathers, "once" if late else "each_backward", min(share, 1.0))
 
-    def _dp_seconds(self, kind: Kind, bytes_: float, pieces: float) -> float:
+    def _pieces(self, bytes_: float, parameters: float, unit: float) -> float:
+        """Collectives that move a rank's gradients or parameters: one for each unit (fully_shard), or for each bucket."""
+        if self.c.zero and self.executor.gathers_units:
+            return max(1.0, parameters / unit) if unit else 1.0
+        return max(1.0, bytes_ / self.executor.bucket_bytes)
+
+    def _dp_seconds(self, kind: Kind, bytes_: float, pieces: float, ranks: int) -> float:
         """Seconds of as many collectives that move `bytes_` together; never less than one that moves them all."""
-        key = (kind, bytes_, pieces, self.c.dp, self.c.tp)
+        key = (kind, bytes_, pieces, ranks, self.c.tp)
         if key not in self.known:
-            group = self.topology.strided(self.c.dp, self.c.tp)
+            group = self.topology.strided(ranks, self.c.tp)
             whole, piece = collective_seconds(kind, np.array([bytes_, bytes_ / pieces]), group, self.chip)
             self.known[key] = max(float(whole), pieces * float(piece))
         return self.known[key]
@@ -165,7 +189,7 @@ class Bills:
         """A hidden state to the next stage, where that is slowest."""
         if self.c.pp == 1:
             return 0.0
-        stride = self.c.dp * self.c.tp
+        stride = self.c.replicas * self.c.tp
         key = ("send", bytes_, stride)
         if key not in self.known:
             group = self.topology.neighbours(stride)
@@ -205,7 +229,7 @@ class Bills:
 
 @cache
 def _state_rates(
-    optimizer: str, dtype: str, zero: int, shards: int, pipelined: bool, accumulating: bool
+    optimizer: str, dtype: str, zero: int, shards: int, pipelined: bool, accumulating: bool, executor_name: str
 ) -> dict[str, tuple[float, ...]]:
     """Bytes for each trained element, each of the largest unit, each frozen one: `state_bytes` is linear in the three."""
     found = state_bytes(
@@ -218,6 +242,7 @@ def _state_rates(
         shards=shards,
         pipelined=pipelined,
         accumulating=accumulating,
+        executor=executor_name,
     )
     return {
         "parameters": _rates(found.parameters),
@@ -248,4 +273,5 @@ def holding(columns: Sequence[tuple[Column, int]]) -> Holding:
     frozen = sum(column.price.frozen_elements * count for column, count in columns)
     units = [column.price.parameter_elements for column, count in columns if count]
     spaces = [column.price.workspace_bytes for column, count in columns if count]
-    return Holding(parameters, frozen, max(units, default=0.0), max(spaces, default=0.0))
+    experts = sum(column.price.expert_elements * count for column, count in columns)
+    return Holding(parameters, frozen, max(units, default=0.0), max(spaces, default=0.0), experts)

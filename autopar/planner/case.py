@@ -46,10 +46,20 @@ class Totals:
 class Model:
     """What all configurations of a search share."""
 
-    def __init__(self, graph: Graph, topology: Topology, chip: Chip, capacity: float, request: Request) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        topology: Topology,
+        chip: Chip,
+        capacity: float,
+        request: Request,
+        cp: int = 1,
+        ep: int = 1,
+        etp: int = 1,
+    ) -> None:
         self.graph, self.topology, self.chip, self.capacity, self.request = graph, topology, chip, capacity, request
         self.layers = layers_of(graph)
-        self.prices = PriceList(graph, topology, chip, request)
+        self.prices = PriceList(graph, topology, chip, request, cp, ep, etp)
         self.modes = self._modes()
         self._columns: dict[tuple[str, int, bool, int], Column] = {}
         self._totals: dict[tuple[int, bool, int], Totals] = {}

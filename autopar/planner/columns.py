@@ -101,7 +101,7 @@ def menu(price: BlockPrice, allowed: Sequence[str]) -> Menu:
 
 
 def _extra(option: RecomputePrice) -> float:
-    return option.seconds + exposed(option.collectives)
+    return option.seconds + option.overhead_seconds + exposed(option.collectives)
 
 
 def best_mix(choices: Menu, blocks: int, budget: float, weight: float) -> tuple[float, tuple[int, ...]] | None:

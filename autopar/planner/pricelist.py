@@ -8,7 +8,7 @@ from autopar.documents.graph import Graph
 from autopar.planner.request import Request
 from autopar.planner.sharding import divisions
 from autopar.planner.space import divisors
-from autopar.pricing import BlockPrice, Boundary, Division, Setting, State, price_block, undivided
+from autopar.pricing import BlockPrice, Boundary, Division, Setting, State, expert_atoms, price_block, undivided
 from hardware_profiles.chip import Chip
 from hardware_profiles.topology import Topology
 
@@ -16,7 +16,10 @@ from hardware_profiles.topology import Topology
 class PriceList:
     """Divisions and prices of a graph on a cluster, made when first asked for."""
 
-    def __init__(self, graph: Graph, topology: Topology, chip: Chip, request: Request) -> None:
+    def __init__(
+        self, graph: Graph, topology: Topology, chip: Chip, request: Request, cp: int = 1, ep: int = 1, etp: int = 1
+    ) -> None:
+        self.cp, self.ep, self.etp = cp, ep, etp
         self.graph, self.topology, self.chip, self.request = graph, topology, chip, request
         self.micro_batches = tuple(b for b in divisors(request.global_batch) if request.allows("micro_batch", b))
         self._divisions: dict[tuple[str, bool], dict[int, Division]] = {}
@@ -59,7 +62,7 @@ class PriceList:
                 boundary,
                 left,
                 self.request.seq_len,
-                is_end,
+                is_end or bool(expert_atoms(self.graph.class_by_name[name])),  # a router may stay whole
                 pinned if is_end else None,
                 self.request.loss_parallel,
             )
@@ -84,6 +87,14 @@ class PriceList:
         """The division of a class at a degree that `degrees` names."""
         return undivided(class_name) if tp == 1 else self._divisions[class_name, sp][tp]
 
+    def share_divisions(self, other: PriceList) -> None:
+        """Take over the divisions of a list for the same classes: they depend on neither sizes nor cluster."""
+        self._divisions = other._divisions
+
+    def has_division(self, class_name: str, tp: int, sp: bool) -> bool:
+        """Whether a class has a division at a degree."""
+        return tp == 1 or tp in self._divisions.get((class_name, sp), {})
+
     def prices(self, class_name: str, tp: int, sp: bool) -> list[BlockPrice]:
         """Prices of a block at each of `micro_batches`."""
         key = (class_name, tp, sp)
@@ -95,6 +106,12 @@ class PriceList:
                 degree=tp,
                 group=self.topology.strided(tp, 1),
                 seq_len=self.request.seq_len,
+                executor=self.request.executor,
+                cp=self.cp,
+                cp_group=self.topology.strided(self.cp, tp),
+                ep=self.ep,
+                ep_group=self.topology.strided(self.ep, self.etp),
+                etp=self.etp,
             )
             self._prices[key] = price_block(
                 self.graph, class_name, self.division(class_name, tp, sp), setting, self.micro_batches

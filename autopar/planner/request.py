@@ -40,6 +40,8 @@ class Request:
     memory_margin: float = 0.05
     refused: tuple[tuple[int, bool], ...] = ()
     """(tp, sp) that a dry run showed the model's code not to accept."""
+    executor: str = "autopar"
+    """Whose habits are priced (`cost_models.executors`)."""
     loss_parallel: bool = True
     """Whether the loss may see logits divided along the vocabulary; a dry run shows where its code does not accept them."""
 

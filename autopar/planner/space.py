@@ -27,6 +27,21 @@ class Configuration(NamedTuple):
     schedule: Schedule
     virtual_stages: int
     zero: int
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    zero_group: int | None = None
+    """Priced where a caller states it; the search does not offer it."""
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters: dp times cp."""
+        return self.dp * self.cp
+
+    @property
+    def shards(self) -> int:
+        """Ranks that divide states: all replicas, unless the group is stated."""
+        return min(self.zero_group or self.replicas, self.replicas)
 
 
 def configurations(

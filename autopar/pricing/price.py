@@ -9,91 +9,18 @@ collectives   the division's conversions, and their adjoints on the way back
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
-from autopar.documents.graph import BlockClass, Graph, Operator, Term
-from autopar.documents.plan import Collective
-from autopar.pricing.division import Division, divided_atom, is_view
-from autopar.pricing.fusion import external_tensors, fusion_groups
-from autopar.pricing.work import Amount, Work, work_of
-from cost_models.collectives import Kind, collective_seconds
-from cost_models.compute import (
-    ATTENTION_KERNEL,
-    Kernels,
-    attention_seconds,
-    element_bytes,
-    gemm_seconds,
-    host_seconds,
-    pointwise_seconds,
-)
-from cost_models.overlap import overlap_fraction
-from hardware_profiles.chip import Chip
-from hardware_profiles.cluster import Group
-
-VIEW_HOST_SHARE = 0.3
-"""Host work of a view against that of an operator with a kernel."""
-
-
-@dataclass(frozen=True)
-class RecomputePrice:
-    """One entry of the recompute menu: bytes kept per micro-batch, extra seconds in backward, collectives run again."""
-
-    mode: Literal["none", "selective", "full"]
-    keep: tuple[str, ...]
-    saved_bytes: float
-    seconds: float
-    collectives: tuple[Collective, ...] = ()
-
-
-@dataclass(frozen=True)
-class BlockPrice:
-    """One block of a class on one rank, for one micro-batch."""
-
-    forward_seconds: float
-    backward_seconds: float
-    forward_overhead_seconds: float
-    backward_overhead_seconds: float
-    forward_collectives: tuple[Collective, ...]
-    backward_collectives: tuple[Collective, ...]
-    recompute: Mapping[str, RecomputePrice]
-    parameter_elements: float
-    """On this rank, trainable."""
-    frozen_elements: float = 0.0
-    workspace_bytes: float = 0.0
-    """Most bytes of passing tensors alive at once in backward."""
-    output_bytes: float = 0.0
-    """What is handed to the next block."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a price depends on beside the class and its division."""
-
-    chip: Chip
-    dtype: str
-    kernels: Kernels
-    degree: int
-    group: Group
-    seq_len: int
-
-
-_Atoms = tuple[tuple[int, int | tuple[int, ...]], ...]
-"""Atom -> its size, or its sizes for each micro-batch."""
-
-
-@dataclass(frozen=True)
-class _Sized:
-    """A class at sizes: its works and kernels, shared by all divisions."""
-
-    sizes: Mapping[int, Amount]
-    works: tuple[Work, ...]
-    forward: tuple[tuple[Work, ...], ...]
-    backward: tuple[tuple[Work, ...], ...]
-    external: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+from autopar.documents.graph import Graph, Operator
+from autopar.pricing.bill import BlockPrice, RecomputePrice, Setting
+from autopar.pricing.communication import Communication
+from autopar.pricing.division import Division, is_view
+from autopar.pricing.kernels import Kernels
+from autopar.pricing.local import at
+from autopar.pricing.work import Amount
 
 
 def price_block(
@@ -103,177 +30,53 @@ def price_block(
     return _Pricer(graph, class_name, division, setting, tuple(micro_batches)).prices()
 
 
-def _sized(block_class: BlockClass, atoms: _Atoms, width: int, fuse: bool) -> _Sized:
-    sizes: dict[int, Amount] = {
-        atom: np.array(size, dtype=float) if isinstance(size, tuple) else float(size) for atom, size in atoms
-    }
-    works = tuple(work_of(block_class, operator, sizes, width) for operator in block_class.operators)
-    kernels: list[tuple[tuple[Work, ...], ...]] = []
-    external: dict[int, tuple[int, ...]] = {}
-    for phase in ("forward", "backward"):
-        own = [work for work in works if work.operator.phase == phase]
-        groups = fusion_groups(block_class, own) if fuse else [[work] for work in own]
-        for group in groups:
-            if len(group) > 1:
-                external[group[0].operator.id] = external_tensors(block_class, group)
-        kernels.append(tuple(tuple(group) for group in groups))
-    return _Sized(sizes, works, kernels[0], kernels[1], external)
-
-
-class _Pricer:
-    def __init__(
-        self, graph: Graph, class_name: str, division: Division, setting: Setting, micro_batches: tuple[int, ...]
-    ) -> None:
-        self.block_class = graph.class_by_name[class_name]
-        self.division, self.setting, self.micro_batches = division, setting, micro_batches
-        self.width = int(element_bytes(setting.dtype))
-        self.sized = _sized_for(graph, self.block_class, setting, micro_batches, self.width)
-        self.sizes = self.sized.sizes
-        self.divided = self._divided_atoms()
-        self.workload_atoms = {atom.id for atom in graph.indices if atom.follows is not None}
-
-    def _divided_atoms(self) -> dict[int, int]:
-        """Operator -> the atom it is divided along, backward operators as their forward one."""
-        found: dict[int, int] = {}
-        for operator in self.block_class.operators:
-            origin = operator.id if operator.phase == "forward" else operator.forward
-            if origin is not None and origin in self.division.divided:
-                forward = self.block_class.operator_by_id[origin]
-                atom = divided_atom(self.block_class, forward.local_dims[self.division.divided[origin]])
-                if atom is not None:
-                    found[operator.id] = atom
-        return found
+class _Pricer(Kernels, Communication):
+    """The bill of a block for each micro-batch size."""
 
     def prices(self) -> list[BlockPrice]:
         forward = self._seconds(self.sized.forward)
         backward = self._seconds(self.sized.backward)
         forward_host, backward_host = (self._host(phase) for phase in ("forward", "backward"))
-        saved = {option.name: self._saved(option.saved) for option in self.block_class.recompute}
-        again = {option.name: self._again(option.operators) for option in self.block_class.recompute}
+        saved = {option.name: self._saved(option) for option in self.block_class.recompute}
+        again = {option.name: self._again(option) for option in self.block_class.recompute}
+        accumulation = self._accumulation_seconds()
         workspace, output = self._workspace(), self._output()
         result = []
         for number in range(len(self.micro_batches)):
             first, last = self._collectives("forward", number), self._collectives("backward", number)
             result.append(
                 BlockPrice(
-                    forward_seconds=_at(forward, number),
-                    backward_seconds=_at(backward, number),
-                    forward_overhead_seconds=max(0.0, forward_host - _at(forward, number)),
-                    backward_overhead_seconds=max(0.0, backward_host - _at(backward, number)),
+                    forward_seconds=at(forward, number),
+                    backward_seconds=at(backward, number) + accumulation,
+                    forward_overhead_seconds=max(0.0, forward_host - at(forward, number)),
+                    backward_overhead_seconds=max(0.0, backward_host - at(backward, number)),
                     forward_collectives=first,
                     backward_collectives=last,
                     recompute={
                         option.name: RecomputePrice(
                             mode=_mode(option.name),
                             keep=option.keep,
-                            saved_bytes=_at(saved[option.name], number),
-                            seconds=_at(again[option.name], number),
+                            saved_bytes=at(saved[option.name], number),
+                            seconds=at(again[option.name][0], number),
+                            overhead_seconds=max(0.0, again[option.name][1] - at(again[option.name][0], number)),
                             collectives=self._collectives("forward", number, frozenset(option.operators)),
                         )
                         for option in self.block_class.recompute
                     },
                     parameter_elements=self._parameters(trainable=True),
                     frozen_elements=self._parameters(trainable=False),
-                    workspace_bytes=_at(workspace, number),
-                    output_bytes=_at(output, number),
+                    expert_elements=self._parameters(trainable=True, experts=True),
+                    workspace_bytes=at(workspace, number),
+                    output_bytes=at(output, number),
                 )
             )
         return result
 
-    def _seconds(self, kernels: Iterable[Sequence[Work]]) -> Amount:
-        return sum((self._kernel(list(group)) for group in kernels), 0.0)
-
-    def _again(self, operators: tuple[int, ...]) -> Amount:
-        wanted = set(operators)
-        groups = ([work for work in group if work.operator.id in wanted] for group in self.sized.forward)
-        return self._seconds(group for group in groups if group)
-
-    def _kernel(self, group: list[Work]) -> Amount:
-        """Device seconds of one kernel on one rank."""
-        work, chip, dtype = group[0], self.setting.chip, self.setting.dtype
-        share = self._share(work.operator)
-        if len(group) > 1:
-            tensors = self.sized.external[self._leader(group)]
-            moved = sum((self._local_bytes(tensor, group) for tensor in tensors), 0.0)
-            kind = next((w.kind for w in group if w.kind in ("norm", "softmax", "loss")), group[0].kind)
-            return pointwise_seconds(chip, moved, kind)
-        if work.kind == "view":
-            return 0.0
-        if work.kind == "matmul":
-            return self._matmul(work)
-        if work.kind == "attention":
-            attributes = work.operator.attributes
-            return attention_seconds(
-                chip,
-                work.flops * share,
-                work.bytes * share,
-                phase=work.operator.phase,
-                seq=self.setting.seq_len,
-                head_dim=int(attributes["head_dim"]),
-                causal=bool(attributes["causal"]),
-                dtype=dtype,
-                kernel=ATTENTION_KERNEL[self.setting.kernels],
-            )
-        return pointwise_seconds(chip, self._moved(work), work.kind)
-
-    def _leader(self, group: list[Work]) -> int:
-        """The first operator of the whole fused group that `group` is (a part of)."""
-        ids = {work.operator.id for work in group}
-        for kernels in (self.sized.forward, self.sized.backward):
-            for whole in kernels:
-                if len(whole) > 1 and ids <= {work.operator.id for work in whole}:
-                    return whole[0].operator.id
-        raise KeyError(ids)
-
-    def _matmul(self, work: Work) -> Amount:
-        atom = self.divided.get(work.operator.id)
-        letters: dict[str, Amount] = {"m": 1.0, "n": 1.0, "k": 1.0, "b": 1.0}
-        pending = atom is not None
-        for dim, size, letter in work.dims:
-            if pending and divided_atom(self.block_class, dim) == atom:
-                size, pending = size / self.setting.degree, False
-            letters[letter] = letters[letter] * size
-        return gemm_seconds(
-            self.setting.chip, letters["m"], letters["n"], letters["k"], self.setting.dtype, work.layout, letters["b"]
-        )
-
-    def _share(self, operator: Operator) -> float:
-        return 1.0 / self.setting.degree if operator.id in self.divided else 1.0
-
-    def _moved(self, work: Work) -> Amount:
-        """Bytes of a pointwise operator: tensors without the divided atom are moved whole."""
-        atom = self.divided.get(work.operator.id)
-        if atom is None:
-            return work.bytes
-        if work.operator.traffic is not None:
-            return work.bytes / self.setting.degree
-        tensors = dict.fromkeys((*work.operator.reads, *work.operator.writes))
-        return sum((self._bytes(tensor) / self._divisor(tensor, atom) for tensor in tensors), 0.0)
-
-    def _local_bytes(self, tensor: int, group: list[Work]) -> Amount:
-        atoms = {self.divided[work.operator.id] for work in group if work.operator.id in self.divided}
-        own = self.block_class.tensor_by_id[tensor].atoms
-        return self._bytes(tensor) / (self.setting.degree if atoms & set(own) else 1)
-
-    def _divisor(self, tensor: int, atom: int) -> int:
-        return self.setting.degree if atom in self.block_class.tensor_by_id[tensor].atoms else 1
-
-    def _bytes(self, tensor: int) -> Amount:
-        return self.block_class.tensor_by_id[tensor].bytes(self.sizes, self.width)
-
-    def _host(self, phase: str) -> float:
+    def _host(self, phase: Literal["forward", "backward"]) -> float:
+        """Host seconds of a phase: its kernels and its collectives."""
         kernels = self.sized.forward if phase == "forward" else self.sized.backward
-        views = sum(len(group) == 1 and group[0].kind == "view" for group in kernels)
-        count = len(kernels) - views + VIEW_HOST_SHARE * views
-        return float(host_seconds(self.setting.chip, count, self.setting.kernels))
-
-    def _saved(self, tensors: tuple[int, ...]) -> Amount:
-        return sum((self._stored(tensor) for tensor in tensors), 0.0)
-
-    def _stored(self, tensor: int) -> Amount:
-        state = self.division.states.get(tensor)
-        whole = state is None or state.kind != "S" or tensor in self.division.gathered
-        return self._bytes(tensor) / (1 if whole else self.setting.degree)
+        collectives = sum(item.count for item in self._collectives(phase, 0)) if self.setting.degree > 1 else 0
+        return self._launching(kernels) + collectives * self.executor.collective_seconds
 
     def _output(self) -> Amount:
         """The hidden state handed on: the largest output (others are small tables that every stage can make)."""
@@ -281,14 +84,6 @@ class _Pricer:
         if not outputs:
             return 0.0
         return self._stored(max(outputs, key=lambda tensor: float(np.max(self._bytes(tensor)))))
-
-    def _parameters(self, trainable: bool) -> float:
-        total = 0.0
-        for parameter in self.block_class.parameters:
-            if parameter.trainable == trainable and parameter.tensor is not None:
-                state = self.division.states.get(parameter.tensor)
-                total += parameter.elements / (self.setting.degree if state and state.kind == "S" else 1)
-        return total
 
     def _workspace(self) -> Amount:
         """The most passing bytes alive during backward: gradients and recomputed values, weight gradients apart.
@@ -302,9 +97,10 @@ class _Pricer:
         alive: Amount = 0.0
         most: Amount = 0.0
         size: dict[int, Amount] = {}
+        inside = self._inside_kernels()
         for number, operator in enumerate(backward):
             if not is_view(operator) and self._has_rows(operator):
-                for tensor in operator.writes:
+                for tensor in set(operator.writes) - inside:
                     atom = self.divided.get(operator.id)
                     size[tensor] = self._bytes(tensor) / (self._divisor(tensor, atom) if atom is not None else 1)
                     alive = alive + size[tensor]
@@ -315,82 +111,16 @@ class _Pricer:
         gathered = [c.site.tensor for c in self.division.conversions if c.backward == "all_gather"]
         return most + max((self._bytes(tensor) for tensor in gathered), key=np.max, default=0.0)
 
+    def _inside_kernels(self) -> set[int]:
+        """Tensors that pass from one operator of a fused kernel to the next and are never in memory."""
+        groups = [group for group in self.sized.backward if len(group) > 1]
+        written = {tensor for group in groups for work in group for tensor in work.operator.writes}
+        return written - {tensor for group in groups for tensor in self.sized.external[group[0].operator.id]}
+
     def _has_rows(self, operator: Operator) -> bool:
         """Whether what it writes grows with the workload: gradients of parameters do not, and are counted elsewhere."""
         return any(self.workload_atoms & set(self.block_class.tensor_by_id[tensor].atoms) for tensor in operator.writes)
 
-    def _collectives(
-        self, phase: Literal["forward", "backward"], number: int, again: frozenset[int] | None = None
-    ) -> tuple[Collective, ...]:
-        """Collectives of a phase; with `again` those that recompute repeats: out of or into an operator that runs again."""
-        moved: dict[str, list[float]] = {}
-        for conversion in self.division.conversions:
-            if again is not None and not again & self._touching(conversion.site.tensor):
-                continue
-            kind: str = conversion.forward if phase == "forward" else conversion.backward
-            if kind not in ("identity", "slice"):
-                moved.setdefault(kind, []).append(_at(self._bytes(conversion.site.tensor), number))
-        for use in self.division.composites:
-            if again is not None and use.operator not in again:
-                continue
-            for when, kind, tensor in use.collectives:
-                if when == phase:
-                    moved.setdefault(kind, []).append(self._composite_bytes(use.operator, tensor, number))
-        return tuple(self._collective(kind, sizes) for kind, sizes in moved.items())
-
-    def _touching(self, tensor: int) -> set[int]:
-        """Forward operators that write or read a tensor."""
-        return {
-            operator.id
-            for operator in self.block_class.operators
-            if operator.phase == "forward" and (tensor in operator.writes or tensor in operator.reads)
-        }
-
-    def _composite_bytes(self, operator: int, tensor: int, number: int) -> float:
-        """The tensor named, or (-1) one fp32 number per row of the operator's first write."""
-        if tensor >= 0:
-            return _at(self._bytes(tensor), number)
-        rows = self.block_class.operator_by_id[operator]
-        first = self.block_class.tensor_by_id[rows.reads[0]]
-        return 4 * _at(Term(coefficient=1.0, atoms=sum(first.dims[:-1], ())).value(self.sizes), number)
-
-    def _collective(self, kind: str, sizes: list[float]) -> Collective:
-        name = cast(Kind, kind)
-        seconds = sum(collective_seconds(name, size, self.setting.group, self.setting.chip) for size in sizes)
-        return Collective.model_construct(
-            axis="tp",
-            kind=name,
-            count=len(sizes),
-            bytes=sum(sizes) / len(sizes),
-            seconds=seconds,
-            overlap=overlap_fraction("tp"),
-        )
-
-
-def _sized_for(
-    graph: Graph, block_class: BlockClass, setting: Setting, micro_batches: tuple[int, ...], width: int
-) -> _Sized:
-    each = [graph.sizes(micro_batch, setting.seq_len) for micro_batch in micro_batches]
-    atoms = tuple(
-        (atom, size if all(other[atom] == size for other in each) else tuple(other[atom] for other in each))
-        for atom, size in each[0].items()
-    )
-    key = (id(block_class), atoms, width, setting.kernels)
-    if key not in _CACHE:
-        if len(_CACHE) >= CACHED_SIZES:
-            _CACHE.clear()
-        _CACHE[key] = (block_class, _sized(block_class, atoms, width, setting.kernels != "eager"))
-    return _CACHE[key][1]
-
-
-CACHED_SIZES = 64
-_CACHE: dict[Any, tuple[BlockClass, _Sized]] = {}
-"""By identity: hashing a class of hundreds of operators costs more than pricing it. Held, so that its id stays its own."""
-
 
 def _mode(option: str) -> Literal["none", "selective", "full"]:
     return "none" if option == "none" else "full" if option == "full" else "selective"
-
-
-def _at(value: Amount, number: int) -> float:
-    return float(value[number]) if np.ndim(value) else float(value)

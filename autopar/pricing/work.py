@@ -41,6 +41,8 @@ class Work:
     dims: tuple[tuple[LocalDim, Amount, str], ...] = ()
     """Matmuls: local dims with their sizes and letter: m, n, k or b."""
     layout: Layout = "forward"
+    is_linear: bool = False
+    """A matmul with a parameter, or a backward one of such: what low-precision recipes cast."""
 
 
 def kind_of(operator: Operator) -> str:
@@ -62,8 +64,15 @@ def work_of(block_class: BlockClass, operator: Operator, sizes: Mapping[int, Amo
     moved = bytes_moved(block_class, operator, sizes, compute_bytes)
     if kind != "matmul":
         return Work(operator, kind, flops, moved)
+    origin = operator if operator.forward is None else block_class.operator_by_id[operator.forward]
     return Work(
-        operator, kind, flops, moved, matmul_dims(block_class, operator, sizes), matmul_layout(block_class, operator)
+        operator,
+        kind,
+        flops,
+        moved,
+        matmul_dims(block_class, operator, sizes),
+        matmul_layout(block_class, operator),
+        _reads_parameter(block_class, origin),
     )
 
 

@@ -52,18 +52,18 @@ def test_a_collective_longer_than_compute_slows_all_of_it():
 def test_autopars_tensor_parallel_collectives_block():
     assert overlap_fraction("tp") == 0
     assert 0 < overlap_fraction("dp") < 1
-    assert overlap_fraction("tp", "megatron") == 0.9
+    assert overlap_fraction("tp", "nemo") == 0.9
 
 
 @pytest.mark.parametrize(
     ("framework", "name"),
     [
         ("Megatron-DeepSpeed 3D", "megatron_deepspeed"),
-        ("DeepSpeed 3D (Megatron v1.1.5)", "megatron_deepspeed"),
+        ("DeepSpeed 3D (Megatron v1.1.5)", "deepspeed_megatron"),
         ("HF Trainer + DeepSpeed", "deepspeed"),
         ("Megatron-LM 2020", "megatron_2021"),
-        ("Megatron-Core r0.8.0", "megatron"),
-        ("Megatron-Bridge / NeMo 26.04", "megatron"),
+        ("Megatron-Core r0.8.0", "nemo"),
+        ("Megatron-Bridge / NeMo 26.04", "nemo"),
         ("Composer/llm-foundry FSDP", "fsdp1"),
         ("torchtitan (FSDP2)", "torchtitan"),
         ("InternEvo v0.2.1dev20231121", "internevo"),

@@ -1,0 +1,263 @@
+"""Published runs as typed rows: one measured training run each, with what its source states and nothing else.
+
+A CSV with the columns of `COLUMNS` becomes `Run`s; an empty cell is None: the source does not say. What contradicts
+itself is refused with the arithmetic (`Skip`), never repaired.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+COLUMNS = (
+    "id", "source", "model", "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "gated_mlp", "vocab", "seq_len",
+    "experts", "topk", "moe_ffn", "shared_expert_ffn", "dense_layers", "gpu", "gpus", "gpus_per_node", "intra_link",
+    "inter_link_gbps_per_gpu", "framework", "dtype", "global_batch", "micro_batch", "dp", "tp", "sp", "pp", "vp", "cp", "ep",
+    "etp", "zero_stage", "recompute", "flash_attention", "task", "step_time_s", "peak_mem_gib", "mem_definition",
+    "peer_prediction", "kernels", "schedule", "async_tp", "release", "derived_fields", "notes", "tier",
+)  # fmt: skip
+OPTIONAL = (
+    "task",
+    "kernels",
+    "schedule",
+    "async_tp",
+    "release",
+    "derived_fields",
+    "notes",
+    "peer_prediction",
+    "mem_definition",
+)
+DEFAULT_VOCABULARY = 51200
+"""GPT-2's 50,257 tokens padded for eight-way tensor parallelism: where a source does not say."""
+
+
+class Skip(Exception):
+    """A row that cannot be priced: the kind of reason, and the detail for this row."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind, self.detail = kind, detail
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row; sizes in elements, tokens and sequences, times in seconds. None: not stated."""
+
+    id: str
+    file: str
+    model: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    gated: bool
+    vocabulary: int
+    seq_len: int
+    task: str
+    experts: int
+    topk: int
+    moe_ffn: int
+    shared_ffn: int
+    dense_layers: int
+    gpu: str
+    gpus: int
+    gpus_per_node: int
+    gigabits_per_gpu: float | None
+    framework: str
+    dtype: str
+    global_batch: int
+    micro_batch: int | None
+    dp: int
+    tp: int
+    sp: bool | None
+    pp: int
+    vp: int | None
+    cp: int
+    ep: int
+    etp: int | None
+    zero: int | None
+    zero_group: int | None
+    """Ranks that share one set of states, where fewer than all replicas do."""
+    recompute: str | None
+    flash: bool | None
+    seconds: float | None
+    memory_gib: float | None
+    memory_definition: str
+    peer: str
+    kernels: str
+    schedule: str
+    async_tp: bool
+    release: str
+    words: str
+    """Everything the source says in prose: notes, derived fields, links."""
+    tier: str
+
+    @property
+    def source(self) -> str:
+        """The file's stem; halves of one study count as one source."""
+        return re.sub(r"_(single|multi)_node$|_(large|small_mem)$", "", self.file)
+
+    @property
+    def group(self) -> tuple[str, str, int, int, int]:
+        """Rows that differ in their plan alone."""
+        return (self.source, self.model, self.gpus, self.global_batch, self.seq_len)
+
+    @property
+    def plan_key(self) -> tuple[object, ...]:
+        """What tells plans apart, release and measurement aside."""
+        return (
+            self.source, self.model, self.layers, self.seq_len, self.gpu, self.gpus, self.framework.split(" ")[0], self.dtype,
+            self.global_batch, self.micro_batch, self.dp, self.tp, self.sp, self.pp, self.vp, self.cp, self.ep, self.etp,
+            self.zero, self.recompute, self.kernels, self.schedule, self.async_tp, self.words if not self.release else "",
+        )  # fmt: skip
+
+
+def read_folder(folder: Path) -> tuple[list[Run], list[tuple[str, str, Skip]]]:
+    """All rows of a folder's CSV files: the runs, and (file, id, why) of the rows that are none."""
+    runs: list[Run] = []
+    skipped: list[tuple[str, str, Skip]] = []
+    for path in sorted(folder.glob("*.csv")):
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream)
+            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ()) and name not in OPTIONAL]
+            if missing:
+                skipped.append((path.stem, "*", Skip("missing columns", ", ".join(missing))))
+                continue
+            for number, cells in enumerate(reader, start=2):
+                identity = cells.get("id") or f"line {number}"
+                try:
+                    runs.append(run_of(cells, path.stem, identity))
+                except Skip as reason:
+                    skipped.append((path.stem, identity, reason))
+    return runs, skipped
+
+
+def run_of(cells: dict[str, str | None], file: str, identity: str) -> Run:
+    """One row as a Run. Raises Skip where it does not state enough, or contradicts itself."""
+    read = _Cells(cells)
+    gpus, tp, pp, cp = read.count("gpus"), read.count("tp", 1), read.count("pp", 1), read.count("cp", 1)
+    if gpus % (tp * pp * cp):
+        raise Skip("contradictory", f"tp({tp}) * pp({pp}) * cp({cp}) = {tp * pp * cp} does not divide gpus({gpus})")
+    dp = read.count("dp", gpus // (tp * pp * cp))
+    if tp * pp * cp * dp != gpus:
+        raise Skip(
+            "contradictory", f"tp({tp}) * pp({pp}) * cp({cp}) * dp({dp}) = {tp * pp * cp * dp}, but gpus = {gpus}"
+        )
+    heads, hidden = read.count("heads"), read.count("hidden")
+    seconds = read.number("step_time_s")
+    if seconds is not None and not seconds > 0:
+        raise Skip("contradictory", f"step_time_s = {seconds}")
+    return Run(
+        id=identity,
+        file=file,
+        model=read.text("model"),
+        layers=read.count("layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=read.count("kv_heads", heads),
+        head_dim=read.count("head_dim", max(hidden // heads, 1)),
+        ffn=read.count("ffn", 4 * hidden),
+        gated=bool(read.count("gated_mlp", 0)),
+        vocabulary=read.count("vocab", DEFAULT_VOCABULARY),
+        seq_len=read.count("seq_len"),
+        task=read.text("task"),
+        experts=read.count("experts", 0),
+        topk=read.count("topk", 0),
+        moe_ffn=read.count("moe_ffn", 0),
+        shared_ffn=read.count("shared_expert_ffn", 0),
+        dense_layers=read.count("dense_layers", 0),
+        gpu=read.text("gpu"),
+        gpus=gpus,
+        gpus_per_node=read.count("gpus_per_node", 8),
+        gigabits_per_gpu=read.number("inter_link_gbps_per_gpu"),
+        framework=read.text("framework"),
+        dtype=read.text("dtype") or "bf16",
+        global_batch=read.count("global_batch"),
+        micro_batch=read.optional("micro_batch"),
+        dp=dp,
+        tp=tp,
+        sp=read.flag("sp"),
+        pp=pp,
+        vp=read.optional("vp"),
+        cp=cp,
+        ep=read.count("ep", 1),
+        etp=read.optional("etp"),
+        zero=read.optional("zero_stage"),
+        zero_group=_zero_group(read.text("notes")),
+        recompute=read.text("recompute") or None,
+        flash=read.flag("flash_attention"),
+        seconds=seconds,
+        memory_gib=read.number("peak_mem_gib"),
+        memory_definition=read.text("mem_definition"),
+        peer=read.text("peer_prediction"),
+        kernels=read.text("kernels"),
+        schedule=read.text("schedule"),
+        async_tp=bool(read.flag("async_tp")),
+        release=read.text("release"),
+        words="; ".join(read.text(name) for name in ("notes", "derived_fields", "intra_link")),
+        tier=read.text("tier"),
+    )
+
+
+def _zero_group(notes: str) -> int | None:
+    """``zero1 group size 8`` or ``FSDP group 64``; -1 stands for all."""
+    found = re.search(r"(?:zero1|FSDP) group (?:size )?(-?\d+)", notes)
+    return int(found.group(1)) if found and int(found.group(1)) > 0 else None
+
+
+class _Cells:
+    """A row's cells by kind. Raises Skip."""
+
+    def __init__(self, cells: dict[str, str | None]) -> None:
+        self.cells = cells
+
+    def text(self, name: str) -> str:
+        return (self.cells.get(name) or "").strip()
+
+    def number(self, name: str) -> float | None:
+        value = self.text(name)
+        if not value:
+            return None
+        try:
+            return float(value)
+        except ValueError:
+            raise Skip("unreadable", f"{name} = {value!r} is no number") from None
+
+    def optional(self, name: str) -> int | None:
+        value = self.number(name)
+        if value is not None and (value != int(value) or value < 0):
+            raise Skip("unreadable", f"{name} = {value} is no count")
+        return None if value is None else int(value)
+
+    def count(self, name: str, default: int | None = None) -> int:
+        value = self.optional(name)
+        if value is None or (value == 0 and default is not None):
+            if default is None:
+                raise Skip("not stated", name)
+            return default
+        if value == 0:
+            raise Skip("contradictory", f"{name} = 0")
+        return value
+
+    def flag(self, name: str) -> bool | None:
+        value = self.optional(name)
+        return None if value is None else bool(value)
+
+
+def one_release_each(runs: list[Run]) -> Iterator[Run]:
+    """Of plans that repeat from release to release, the newest."""
+    newest: dict[tuple[object, ...], Run] = {}
+    for run in runs:
+        key = run.plan_key if run.release else (run.file, run.id)
+        if key not in newest or _version(run.release) > _version(newest[key].release):
+            newest[key] = run
+    yield from newest.values()
+
+
+def _version(release: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", release))
