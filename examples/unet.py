@@ -31,7 +31,7 @@ class Attention(nn.Module):
         self.qkv, self.out = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
 
     def forward(self, x):
-        batch, channels, height, width = x.shape
+        height, width = x.shape[-2:]
         tokens = self.norm(x).flatten(2).transpose(1, 2)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(tokens).chunk(3, dim=-1))
         mixed = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
