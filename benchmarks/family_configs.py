@@ -23,7 +23,7 @@ _LATENT = {
 }  # fmt: skip
 _VISION = {
     "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "intermediate_size": FFN,
-    "image_size": 32, "patch_size": 8,
+    "image_size": 24, "patch_size": 8,
 }  # fmt: skip
 _GPT2 = {
     "n_embd": HIDDEN, "n_layer": LAYERS, "n_head": HEADS, "n_positions": SEQ, "n_ctx": SEQ, "vocab_size": VOCABULARY,

@@ -255,8 +255,8 @@ def main() -> None:
             if not options.only or any(word in family.name for word in options.only):
                 rows.append(cells(examine(family)))
                 print(" | ".join(rows[-1]), flush=True)
-    if options.out:
-        options.out.write_text(f"{INTRODUCTION}\n{table(rows)}\n")
+                if options.out:
+                    options.out.write_text(f"{INTRODUCTION}\n{table(rows)}\n")
 
 
 if __name__ == "__main__":
