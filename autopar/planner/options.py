@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autopar.documents.graph import BlockClass, Graph, LocalDim, Operator
+from autopar.planner.linear import shares_of
 from autopar.pricing.division import (
     PARTIAL,
     WHOLE,
@@ -61,29 +62,44 @@ class Options:
         self.forward = [operator for operator in self.block_class.operators if operator.phase == "forward"]
         self.learned = _learned(self.block_class, self.forward)
         self.writer = {tensor: operator.id for operator in self.forward for tensor in operator.writes}
+        self.summable = self._summable()
         self.of = {
             operator.id: [option for option in self._options(operator) if self._agrees(option)]
             for operator in self.forward
         }
 
+    def _summable(self) -> set[int]:
+        """Tensors that may hold a share of a sum: results of contractions, and of what is linear in them."""
+        found: set[int] = set()
+        writers: dict[int, Operator] = {}
+        for operator in self.forward:
+            sums = bool(operator.model_flops) and any(dim.role == "summed" for dim in operator.local_dims)
+            views = is_view(operator) and not found.isdisjoint(operator.reads[:1])
+            if sums or views or any(shared <= found for shared in shares_of(operator, writers)):
+                found |= set(operator.writes) & self.learned
+            writers |= dict.fromkeys(operator.writes, operator)
+        return found
+
     def _options(self, operator: Operator) -> Iterator[Option]:
         stored = (
             []
             if is_view(operator) or self.may_stay_whole
-            else [read for read in operator.reads if self._is_matrix(read)]
+            else [read for read in operator.reads if self.is_matrix(read)]
         )
         if not stored:
             yield self._whole(operator, WHOLE)
             yield self._whole(operator, WHOLE_PARTIAL_GRADIENT)
         if is_view(operator) and operator.reads and operator.reads[0] in self.learned:
             yield self._whole(operator, PARTIAL)
+        elif not stored:
+            yield from self._of_shares(operator)
         for number, dim in enumerate(operator.local_dims):
             atom = divided_atom(self.block_class, dim)
             if atom is None or self.follows[atom] == "batch" or self.sizes[atom] % self.degree:
                 continue
             if not self._is_outermost(dim):
                 continue
-            if self.follows[atom] == "sequence" and self.boundary != "sequence":
+            if self.follows[atom] == "sequence" and not (self.boundary == "sequence" and self._learns(operator)):
                 continue
             names = self._composites(operator, dim) if dim.role == "whole" else [""]
             for name in names:
@@ -91,9 +107,13 @@ class Options:
                 if self._storable(option) and all(option.reads[read].kind == "S" for read in stored):
                     yield option
 
+    def _learns(self, operator: Operator) -> bool:
+        """Whether a gradient passes through it; tables of positions and masks stay whole along the sequence."""
+        return not self.learned.isdisjoint((*operator.reads, *operator.writes))
+
     def _composites(self, operator: Operator, dim: LocalDim) -> list[str]:
         """Composites offered; an embedding reads a matrix, a loss does not."""
-        is_loss = not any(self._is_matrix(read) for read in operator.reads)
+        is_loss = not any(self.is_matrix(read) for read in operator.reads)
         if is_loss and not self.loss_parallel:
             return []
         return [item.name for item in dim.composites if item.name in CARRIED_OUT]
@@ -119,6 +139,18 @@ class Options:
         writes = {write: state if write in self.learned else WHOLE for write in operator.writes}
         return Option(None, reads, writes, 1.0)
 
+    def _of_shares(self, operator: Operator) -> Iterator[Option]:
+        """A linear operator run on shares of sums; what it meets them with then gets a share of its gradient."""
+        writers = {tensor: self.block_class.operator_by_id[number] for tensor, number in self.writer.items()}
+        for shared in shares_of(operator, writers):
+            if not shared <= self.summable:
+                continue
+            reads = {
+                read: PARTIAL if read in shared else WHOLE_PARTIAL_GRADIENT if read in self.learned else WHOLE
+                for read in operator.reads
+            }
+            yield Option(None, reads, dict.fromkeys(operator.writes, PARTIAL), 1.0)
+
     def _divided(self, operator: Operator, number: int, composite: str) -> Option:
         dim = operator.local_dims[number]
         reads = {}
@@ -142,7 +174,7 @@ class Options:
             if self.block_class.tensor_by_id[tensor].parameter is not None
         )
 
-    def _is_matrix(self, tensor: int) -> bool:
+    def is_matrix(self, tensor: int) -> bool:
         """A parameter of several dims, or a view of one."""
         behind = [self.block_class.tensor_by_id[one] for one in self.behind(tensor)]
         return any(one.parameter is not None and len(one.dims) > 1 for one in behind)

@@ -10,7 +10,8 @@ An option of an operator is a parallel or summed local dim (a whole one where a 
 run whole, with whole gradients (R) or with a rank's own share of them (R*). The batch is not offered (that is dp), weights are
 never gathered (that is ZeRO), and a block's boundary has one state going in and coming out: whole, or divided along the sequence.
 Solved once per class, boundary and set of indices that a degree divides evenly: the answer is free of sizes. Where no
-division of that kind exists for an embedding or a head (a vocabulary that does not divide), its matrices may stay whole.
+division of that kind exists, as few matrices as possible stay whole: of an embedding or a head any (a vocabulary that does not
+divide), of a block small ones (the router of a mixture of experts), for a block that tp hardly divides is not divided at all.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Literal
 
 import pulp
 
-from autopar.documents.graph import Graph
+from autopar.documents.graph import BlockClass, Graph
 from autopar.planner.options import Option, Options
 from autopar.planner.sites import links
 from autopar.planner.solver import solve
@@ -41,6 +42,11 @@ FLOPS_PER_SECOND, BYTES_PER_SECOND, LINK_BYTES_PER_SECOND = 500e12, 2e12, 300e9
 """A typical device: only ratios matter, and the answers are priced again on the real one."""
 EPSILON_SECONDS = 1e-9
 """A conversion that moves nothing still costs this, so that none stands where none is needed."""
+
+LEAST_DIVIDED = 0.9
+"""Of a block's elements in matrices: below this share a division over tp saves too little memory to be one."""
+WHOLE_SECONDS_PER_BYTE = 1e-6
+"""What a matrix kept whole counts where any may stay so: far above what dividing it can cost, so that as little as can be does."""
 
 NANOSECONDS = 1e9
 """Solvers compare to absolute tolerances near 1e-6: in seconds every division of a small block would look optimal."""
@@ -75,8 +81,10 @@ def divisions(
     found: dict[int, Division] = {}
     for (_, states), alike in by_pattern.items():
         division = divide(graph, class_name, boundary, max(alike), seq_len, False, dict(states), loss_parallel)
-        if division is None and may_stay_whole:
-            division = divide(graph, class_name, boundary, max(alike), seq_len, True, dict(states), loss_parallel)
+        if division is None:
+            relaxed = divide(graph, class_name, boundary, max(alike), seq_len, True, dict(states), loss_parallel)
+            if relaxed is not None and (may_stay_whole or _mostly_divided(graph.class_by_name[class_name], relaxed)):
+                division = relaxed
         if division is not None:
             found.update(dict.fromkeys(alike, division))
     return found
@@ -96,6 +104,14 @@ def divide(
     return _Programme(
         Options(graph, class_name, boundary, degree, seq_len, may_stay_whole, pinned or {}, loss_parallel)
     ).division()
+
+
+def _mostly_divided(block_class: BlockClass, division: Division) -> bool:
+    """Whether all but a small part of a class's matrices is stored divided."""
+    matrices = [parameter for parameter in block_class.parameters if len(parameter.shape) > 1]
+    held = {parameter.name for parameter in matrices if division.states.get(parameter.tensor or 0, WHOLE).kind == "S"}
+    divided = sum(parameter.elements for parameter in matrices if parameter.name in held)
+    return divided >= LEAST_DIVIDED * sum(parameter.elements for parameter in matrices) and bool(matrices)
 
 
 class _Programme:
@@ -240,7 +256,15 @@ class _Programme:
         option = self.options[operator][number]
         backward = 2 if kind_of(found) in ("matmul", "attention") else 1
         seconds = work.flops / FLOPS_PER_SECOND * (1 + backward) + work.bytes / BYTES_PER_SECOND * 2
-        return float(seconds) * option.share
+        return float(seconds) * option.share + self._kept_whole(operator, option)
+
+    def _kept_whole(self, operator: int, option: Option) -> float:
+        """Seconds that count for matrices an option reads whole, where they may be."""
+        if not self.offered.may_stay_whole or is_view(self.block_class.operator_by_id[operator]):
+            return 0.0
+        tensors = [self.block_class.tensor_by_id[read] for read in option.reads if self.offered.is_matrix(read)]
+        held = [tensor.bytes(self.offered.sizes, 2) for tensor in tensors if option.reads[tensor.id].kind != "S"]
+        return WHOLE_SECONDS_PER_BYTE * sum(held)
 
     def _conversion_seconds(self, number: int, source: State, target: State) -> float:
         conversion = SiteConversion(self.links[number].site, source, target)

@@ -97,7 +97,9 @@ def _is_container(module: nn.Module) -> bool:
 
 def _block_list(name: str, container: nn.Module) -> BlockList:
     names, children = zip(*container.named_children(), strict=True)
-    return BlockList(name, tuple(f"{name}.{child}" for child in names), tuple(_digests(list(children))))
+    # Blocks of two containers may be equal and yet see inputs of other sizes (a text and an image tower): two classes.
+    digests = tuple(f"{name}:{digest}" for digest in _digests(list(children)))
+    return BlockList(name, tuple(f"{name}.{child}" for child in names), digests)
 
 
 def _digests(blocks: list[nn.Module]) -> list[str]:

@@ -160,7 +160,9 @@ class _Builder:
         for call in self.calls():
             for where, tensors in (("input", call.inputs), ("output", call.outputs)):
                 for argument, tensor in enumerate(tensors):
-                    if tensor in self.ids:
+                    # What a module merely hands on would change for its readers outside too.
+                    handed_on = where == "input" and tensor in call.outputs
+                    if tensor in self.ids and not handed_on:
                         yield self.site(call.module, where, argument, tensor)
         for operator in self.part.operators:
             if operator.name.startswith("autopar.attention."):

@@ -145,19 +145,15 @@ def _inputs(model_class: Any, config: Any, batch: int, seq: int) -> dict[str, An
     main = getattr(model_class, "main_input_name", "input_ids")
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     made: dict[str, Any] = {}
-    if main == "pixel_values":
-        vision = getattr(config, "vision_config", config)
-        size = getattr(vision, "image_size", 224)
-        height, width = (size, size) if isinstance(size, int) else size
-        made[main] = torch.randn(
-            batch, getattr(vision, "num_channels", 3), height, width, dtype=torch.get_default_dtype()
-        )
+    vision = getattr(config, "vision_config", None)
+    if main == "pixel_values" or (vision is not None and "pixel_values" in names):
+        made["pixel_values"] = _images(vision or config, batch)
     elif main == "input_features":
         made[main] = torch.randn(
             batch, config.num_mel_bins, 2 * config.max_source_positions, dtype=torch.get_default_dtype()
         )
-    if ("input_ids" in names and main != "pixel_values") or ("pixel_values" in made and "input_ids" in names):
-        made["input_ids"] = torch.randint(0, text.vocab_size, (batch, seq))
+    if "input_ids" in names:
+        made["input_ids"] = _tokens(config, text, batch, seq)
     if "decoder_input_ids" in names and getattr(config, "is_encoder_decoder", False):
         made["decoder_input_ids"] = torch.randint(0, text.vocab_size, (batch, seq))
     if "labels" in names:
@@ -166,4 +162,28 @@ def _inputs(model_class: Any, config: Any, batch: int, seq: int) -> dict[str, An
             if "Classification" in model_class.__name__
             else torch.randint(0, text.vocab_size, (batch, seq))
         )
+    if "return_loss" in names:
+        made["return_loss"] = True
     return made
+
+
+def _images(vision: Any, batch: int) -> torch.Tensor:
+    """One image a sequence, at the size that the configuration of the tower states."""
+    size = getattr(vision, "image_size", 224)
+    height, width = (size, size) if isinstance(size, int) else size
+    return torch.randn(batch, getattr(vision, "num_channels", 3), height, width, dtype=torch.get_default_dtype())
+
+
+def _tokens(config: Any, text: Any, batch: int, seq: int) -> torch.Tensor:
+    """Token ids; where a token stands for a patch of the image, as many of them come first as the image has patches."""
+    stands_in = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+    tokens = torch.randint(0, text.vocab_size, (batch, seq))
+    vision = getattr(config, "vision_config", None)
+    if not isinstance(stands_in, int) or vision is None:
+        return tokens
+    patches = getattr(config, "image_seq_length", 0) or (vision.image_size // vision.patch_size) ** 2
+    patches = min(patches, (vision.image_size // vision.patch_size) ** 2)
+    if patches >= seq:
+        raise CaptureError(f"an image takes {patches} tokens, so sequences of {seq} are too short: give --seq-len")
+    words = torch.where(tokens == stands_in, 0, tokens)
+    return torch.cat([torch.full((batch, patches), stands_in), words[:, patches:]], dim=1)

@@ -25,6 +25,8 @@ _SAME_TENSOR = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, tor
 """Operators whose output is their input: no record of their own."""
 
 
+_GROUPED = torch.ops.aten._grouped_mm.default
+
 MOST_OPERATORS = 100_000
 """A block is a few hundred operators, so a model that runs more than this unrolls a loop over its sequence."""
 
@@ -76,7 +78,7 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten._to_copy.default and _leaves_meta(kwargs):
             return func(self.shadows.value(reads[0]), **kwargs)
         try:
-            output = func(*args, **kwargs)
+            output = _grouped(*args, **kwargs) if func is _GROUPED else func(*args, **kwargs)
         except NotImplementedError as error:
             output = self._without_kernel(func, given, error)
         if func in _SAME_TENSOR:
@@ -202,6 +204,12 @@ def _own(names: dict[nn.Module, str], kind: str) -> Iterator[tuple[str, torch.Te
             if tensor is not None and tensor not in seen:
                 seen.add(tensor)
                 yield f"{prefix}.{name}" if prefix else name, tensor
+
+
+def _grouped(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """A grouped product on meta, whose kernel there takes bfloat16 alone although other devices take more."""
+    out = _GROUPED(first.to(torch.bfloat16), second.to(torch.bfloat16), *args, **kwargs)
+    return out.to(first.dtype)
 
 
 def _leaves_meta(kwargs: Any) -> bool:

@@ -12,7 +12,7 @@ _SAME_TENSOR = ("detach", "alias", "lift_fresh")
     "aten.zeros_like", "aten.ones_like", "aten.empty_like", "aten.full_like", "aten.native_dropout",
     "aten.native_dropout_backward", "aten.masked_fill", "aten.masked_fill_", "aten.lift_fresh", "aten.bernoulli_",
     "aten.rand_like", "aten.randn_like", "aten.uniform_", "aten.normal_", "aten.to", "aten.contiguous", "aten._conj",
-    "aten.floor_divide", "aten.polar", "aten.softplus_backward", "aten.silu_backward", "aten.gelu_backward",
+    "aten.floor_divide", "aten.polar", "aten.complex", "aten.softplus_backward", "aten.silu_backward", "aten.gelu_backward",
     "aten.elu_backward", "aten.hardswish", "aten.hardswish_backward", "aten.hardtanh_backward", "aten.hardsigmoid",
     "aten.hardsigmoid_backward", "aten.leaky_relu_backward", "aten.log_sigmoid_forward", "aten.log_sigmoid_backward",
     "aten.mish_backward", "aten.softshrink_backward", "aten.threshold_backward", "aten.logit_backward",

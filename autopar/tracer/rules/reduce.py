@@ -11,7 +11,7 @@ _SUMS = ("sum", "mean")
 @rule("aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max", "aten.min", "aten.prod", "aten.logsumexp",
       "aten.var_mean", "aten.var", "aten.std", "aten.std_mean", "aten.all", "aten.any", "aten.argmax", "aten.argmin",
       "aten.aminmax", "aten.norm", "aten.linalg_vector_norm", "aten.count_nonzero", "aten.median", "aten.mode",
-      "aten.kthvalue")  # fmt: skip
+      "aten.kthvalue", "aten._is_all_true", "aten._is_any_true")  # fmt: skip
 def reduce(c: Context) -> Rule:
     """Reduced dims are summed where the operator is a sum, else whole."""
     source = c.tensor(0)
