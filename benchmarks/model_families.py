@@ -232,8 +232,9 @@ def layer_times(counts: tuple[int, ...] = (4, 10, 32, 100, 320, 1000)) -> str:
 INTRODUCTION = """# Families of models
 
 Made by `python benchmarks/model_families.py`. FLOPs: matmuls and convolutions of one sequence (or sample), forward and
-backward, full attention. Bytes kept: what one sequence leaves for backward in bf16 without recompute. tp: the division that the planner derives,
-and whether the model's own code ran on meta with its local shapes; *batch only* means that no index but the batch can be divided.
+backward, full attention. Bytes kept: what one sequence leaves for backward in bf16 without recompute. tp: the division that
+the planner derives, and whether the model's own code ran on meta with its local shapes; *batch only* means that no index but
+the batch can be divided.
 """
 
 

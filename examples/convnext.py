@@ -1,4 +1,4 @@
-"""A convolutional network built like a transformer (Liu et al., arXiv 2201.03545): depthwise windows, then a wide mix of channels."""
+"""A convolutional network built like a transformer (Liu et al., arXiv 2201.03545): depthwise windows, then wide mixes."""
 
 import torch
 from torch import nn

@@ -1,7 +1,7 @@
 """Operators through which shares of a sum pass: ``f(a + b) = f(a) + f(b)``.
 
-A contraction over a divided index leaves each rank a share. What follows may go on with shares as long as it is linear in them, so
-that one reduction at the next site serves for all (weights of experts applied, results put back into the order of tokens).
+A contraction over a divided index leaves each rank a share. What follows may go on with shares as long as it is linear in them,
+so that one reduction at the next site serves for all (weights of experts applied, results put back into the order of tokens).
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ EPSILON_SECONDS = 1e-9
 LEAST_DIVIDED = 0.9
 """Of a block's elements in matrices: below this share a division over tp saves too little memory to be one."""
 WHOLE_SECONDS_PER_BYTE = 1e-6
-"""What a matrix kept whole counts where any may stay so: far above what dividing it can cost, so that as little as can be does."""
+"""What a matrix kept whole counts where any may stay so: far above what dividing it can cost, so that as few as can be do."""
 
 NANOSECONDS = 1e9
 """Solvers compare to absolute tolerances near 1e-6: in seconds every division of a small block would look optimal."""
