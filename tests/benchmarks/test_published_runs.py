@@ -76,9 +76,7 @@ def test_figures_of_three_rows_by_hand():
 def test_memory_and_step_grow_with_what_is_asked(recompute, micro_batch, pp, framework):
     small = predict(run(recompute=recompute, micro_batch=micro_batch, pp=pp, framework=framework))
     larger = predict(run(recompute=recompute, micro_batch=2 * micro_batch, pp=pp, framework=framework))
-    longer = predict(
-        run(recompute=recompute, micro_batch=micro_batch, pp=pp, framework=framework, global_batch=128)
-    )
+    longer = predict(run(recompute=recompute, micro_batch=micro_batch, pp=pp, framework=framework, global_batch=128))
     assert larger.device_bytes > small.device_bytes
     assert longer.seconds > small.seconds
 
