@@ -79,10 +79,11 @@ def _chip(name: str) -> Chip:
 
 def topology_of(run: Run) -> Topology:
     """The row's cluster, all of it in use."""
+    chip = chip_of(run)
     gigabits = run.gigabits_per_gpu or _usual(run.gpu.upper())
     words = run.words.lower()
     kind = next((kind for word, kind in NETWORKS if word in words), "infiniband")
-    return _topology(chip_of(run).name, run.gpus, min(run.gpus_per_node, run.gpus), gigabits, kind)
+    return _topology(chip.name, run.gpus, min(run.gpus_per_node, run.gpus), gigabits, kind)
 
 
 def _usual(gpu: str) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from runs_clusters import chip_of
+from runs_intervals import left_out_intervals, residuals
 from runs_pricing import Scored
 from runs_scores import is_timed, measured_bytes
 
@@ -98,6 +99,8 @@ def _table(report: dict[str, Any], scored: Sequence[Scored]) -> str:
             + (", ".join(f"{kind} {count}" for kind, count in overall["skipped"].items()) or "none")
             + f". Chips that one source alone ran: {', '.join(alone)}.",
             "",
+            _intervals(scored),
+            "",
             _memory(report),
         ]
     )
@@ -117,6 +120,15 @@ def _line(name: str, one: dict[str, Any], left_out: float | None) -> str:
         _percent(one["peer_mean_abs_error"]),
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def _intervals(scored: Sequence[Scored]) -> str:
+    inside, width = left_out_intervals(scored)
+    fitted = ", ".join(f"{name} {value:.2f}" for name, value in residuals(scored).items())
+    return (
+        f"Intervals with residuals from the other sources: {inside:.1%} of the rows inside, median half-width {width:.1%}. "
+        f"Residuals from all of these rows: {fitted}."
+    )
 
 
 def _memory(report: dict[str, Any]) -> str:

@@ -1,0 +1,99 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs_pricing import predict
+from runs_scores import spearman, summary
+from runs_table import COLUMNS, Skip, one_release_each, read_folder, run_of
+
+TINY = {
+    "id": "tiny", "model": "tiny", "layers": 8, "hidden": 512, "heads": 8, "ffn": 2048, "vocab": 1024, "seq_len": 512,
+    "gpu": "A100-80GB", "gpus": 8, "gpus_per_node": 8, "framework": "Megatron-LM", "dtype": "bf16", "global_batch": 64,
+    "micro_batch": 1, "zero_stage": 1, "recompute": "none", "step_time_s": 1.0, "tier": "A",
+}  # fmt: skip
+MOE = {"gated_mlp": 1, "experts": 8, "topk": 2, "moe_ffn": 1024}
+
+
+def run(**changes):
+    return run_of({name: str(value) for name, value in {**TINY, **changes}.items()}, "tiny_file", "tiny")
+
+
+def csv_of(*rows):
+    lines = [",".join(COLUMNS)]
+    lines += [",".join(str({**TINY, **row}.get(name, "")) for name in COLUMNS) for row in rows]
+    return "\n".join(lines)
+
+
+def test_degrees_that_do_not_make_the_devices_are_refused_with_the_arithmetic():
+    with pytest.raises(Skip, match=r"tp\(2\) \* pp\(2\) \* cp\(1\) \* dp\(4\) = 16, but gpus = 8"):
+        run(tp=2, pp=2, dp=4)
+
+
+def test_a_chip_that_is_not_known_is_named():
+    with pytest.raises(Skip, match="chip not known: TPUv9"):
+        predict(run(gpu="TPUv9"))
+
+
+def test_a_framework_that_is_not_known_is_named():
+    with pytest.raises(Skip, match="framework not known: abacus"):
+        predict(run(framework="abacus"))
+
+
+def test_bad_rows_are_reported_and_good_ones_kept(tmp_path):
+    (tmp_path / "mine.csv").write_text(csv_of({}, {"id": "odd", "layers": "many"}, {"id": "none", "hidden": ""}))
+    (tmp_path / "other.csv").write_text("id,layers\nx,3\n")
+    runs, skipped = read_folder(tmp_path)
+    assert [one.id for one in runs] == ["tiny"]
+    assert {(name, why.kind) for _, name, why in skipped} == {
+        ("odd", "unreadable"), ("none", "not stated"), ("*", "missing columns")
+    }  # fmt: skip
+
+
+def test_of_equal_plans_the_newest_release_counts():
+    runs = [run(id=name, release=release) for name, release in (("a", "25.09"), ("b", "26.02.01"), ("c", "26.02"))]
+    assert [one.release for one in one_release_each(runs)] == ["26.02.01"]
+
+
+def test_ties_share_their_rank():
+    assert spearman(np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0, 2.0])) == pytest.approx(0.866, abs=1e-3)
+
+
+def test_figures_of_three_rows_by_hand():
+    scored = [predict(run(id=str(size), micro_batch=size)) for size in (1, 2, 4)]
+    measured = [one.seconds * factor for one, factor in zip(scored, (1.0, 1.25, 2.0), strict=True)]
+    scored = [predict(run(micro_batch=size, step_time_s=m)) for size, m in zip((1, 2, 4), measured, strict=True)]
+    found = summary(scored, [])
+    assert found["median_abs_error"] == pytest.approx(0.2)
+    assert found["mean_abs_error"] == pytest.approx((0 + 0.2 + 0.5) / 3)
+    assert found["bias"] == pytest.approx(-(0 + 0.2 + 0.5) / 3)
+
+
+@settings(max_examples=12)
+@given(
+    st.sampled_from(["none", "selective", "full"]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2]),
+    st.sampled_from(["Megatron-LM", "torchtitan", "FSDP", "Megatron-LM 2021"]),
+)  # fmt: skip
+def test_memory_and_step_grow_with_what_is_asked(recompute, micro_batch, pp, framework):
+    small = predict(run(recompute=recompute, micro_batch=micro_batch, pp=pp, framework=framework))
+    larger = predict(run(recompute=recompute, micro_batch=2 * micro_batch, pp=pp, framework=framework))
+    longer = predict(run(recompute=recompute, micro_batch=micro_batch, pp=pp, framework=framework, global_batch=128))
+    assert larger.device_bytes > small.device_bytes
+    assert longer.seconds > small.seconds
+
+
+def test_experts_are_divided_by_ep_and_etp_not_by_tp():
+    one, two = (predict(run(**MOE, ep=ep)).breakdown["parameters"] for ep in (2, 4))
+    experts = 8 * 3 * 8 * 512 * 1024 * 2  # layers, matrices, experts, hidden, ffn, bytes
+    assert one - two == pytest.approx(experts / 4, rel=1e-6)
+
+
+def test_a_divided_sequence_keeps_less_and_pays_for_keys_and_values():
+    whole, divided = (predict(run(seq_len=4096, cp=cp, gpus=8, flash_attention=1)) for cp in (1, 2))
+    assert divided.breakdown["activations"] < whole.breakdown["activations"]
+    assert divided.parts["cp"] > 0 == whole.parts["cp"]
+
+
+def test_rows_of_experts_are_not_priced_as_a_dense_layer():
+    dense = predict(run(gated_mlp=1, ffn=1024))
+    sparse = predict(run(**MOE, ep=1))
+    assert sparse.breakdown["activations"] > 1.5 * dense.breakdown["activations"]
