@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.documents import Graph, Plan, Timeline
 from autopar.documents.graph import ModelInfo
@@ -134,6 +134,7 @@ def run(
     save_every: int | None = None,
     resume: bool = False,
     init_from: str | Path | None = None,
+    initialise: Literal["auto", "whole", "parts"] = "auto",
     metrics: str | Path | None = None,
     timeout_seconds: float = 600.0,
     report: Callable[[dict[str, Any]], None] | None = None,
@@ -159,6 +160,7 @@ def run(
         save_every=save_every,
         resume=resume,
         init_from=Path(init_from) if init_from is not None else None,
+        initialise=initialise,
         metrics=Path(metrics) if metrics is not None else None,
         timeout=timedelta(seconds=timeout_seconds),
     )

@@ -2,10 +2,10 @@
 
     python benchmarks/local_plans.py [--rounds 15] [--json out.json]
 
-The machine is calibrated first, under the same pinning. All plans train in one process group; a round gives each one step, in an
-order drawn anew, so that what else the machine does falls on all alike. Printed: each plan's predicted step and its measured median
-with quartiles, the median error, the rank correlation (Spearman), and the regret of the planner's own choice: how much slower it
-is than the best measured plan.
+The machine is calibrated first, under the same pinning. All plans train in one process group; a round gives each one step,
+in an order drawn anew, so that what else the machine does falls on all alike. Printed: each plan's predicted step and its
+measured median with quartiles, the median error, the rank correlation (Spearman), and the regret of the planner's own choice:
+how much slower it is than the best measured plan.
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ import platform
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from autopar.calibrator.kernels import HEAD_DIM, KernelRates, measure_kernels
+from autopar.calibrator.kernels import HEAD_DIM, KernelRates, measure_kernels, median_of
 from autopar.calibrator.launch import launch_seconds
 from autopar.calibrator.links import measure_links
 from autopar.errors import RequestError
@@ -22,7 +22,8 @@ from hardware_profiles.cluster import Cluster, Fabric, Host, Intra, NodeGroup
 
 OnRanks = Callable[[int, Callable[[int], Any], timedelta], list[Any]]
 TIMEOUT = timedelta(minutes=5)
-WINDOW_SECONDS = {True: 0.1, False: 0.6}
+PASSES = 3
+WINDOW_SECONDS = {True: 0.04, False: 0.2}
 """For one measurement of a kernel: quick, thorough."""
 REPEATS = {True: 1.0, False: 5.0}
 CONTEXT_BYTES = 0.3e9
@@ -57,9 +58,12 @@ def _measure(count: int, operators: int, quick: bool) -> tuple[KernelRates, floa
     """On one rank of a process group."""
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     groups = {size: _group(size) for size in range(2, count + 1) if count % size == 0}
-    rates = measure_kernels(device, WINDOW_SECONDS[quick], dist.barrier)
-    launch = launch_seconds(operators, device, 5 * WINDOW_SECONDS[quick], dist.barrier)
-    return rates, launch, measure_links(device, groups, REPEATS[quick])
+    window = WINDOW_SECONDS[quick]
+    rates, launches = [], []
+    for _ in range(PASSES):
+        rates.append(measure_kernels(device, window, dist.barrier))
+        launches.append(launch_seconds(operators, device, 5 * window, dist.barrier))
+    return median_of(rates), median(launches), measure_links(device, groups, REPEATS[quick])
 
 
 def _group(size: int) -> dist.ProcessGroup:

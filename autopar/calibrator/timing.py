@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-LEAST_CALLS = 3
+LEAST_CALLS = 1
 
 
 def seconds_of(call: Callable[[], Any], device: torch.device, window: float) -> float:

@@ -26,6 +26,13 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume", action="store_true", help="go on from the newest checkpoint, whatever plan wrote it"
     )
     parser.add_argument("--init-from", metavar="DIR", help="start from the weights in a folder of .safetensors files")
+    parser.add_argument(
+        "--initialise",
+        choices=("auto", "whole", "parts"),
+        default="auto",
+        help="whole: every rank builds the model and keeps its part; parts: a rank makes its part only, by names; default: "
+        "%(default)s, by the host's memory",
+    )
     parser.add_argument("--metrics", metavar="FILE", help="write a JSON line for each step")
     parser.add_argument(
         "--timeout",
@@ -56,6 +63,7 @@ def _run(options: argparse.Namespace) -> None:
             save_every=options.save_every,
             resume=options.resume,
             init_from=options.init_from,
+            initialise=options.initialise,
             metrics=options.metrics,
             timeout_seconds=options.timeout,
             report=RunProgress(options.steps),

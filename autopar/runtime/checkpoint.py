@@ -27,44 +27,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from autopar.errors import DocumentError
 from autopar.runtime.gradients import Held
-from autopar.runtime.names import divided_dim, pieces
+from autopar.runtime.rectangles import Rectangle, rectangles
 from autopar.runtime.step import TrainStep
-from autopar.runtime.zero import local
-
-Rectangle = tuple[tuple[int, ...], torch.Tensor]
-"""(offsets in the whole tensor, this rank's memory of it)."""
-
-
-def rectangles(item: Held, tensor: torch.Tensor, tp: int, place: int) -> list[Rectangle]:
-    """The rectangles of the whole tensor that a rank's part of it holds, as views of that part."""
-    own, whole = local(tensor), item.parameter
-    start = 0
-    if isinstance(whole, DTensor):
-        # States and masters are divided as their parameter is.
-        _, offsets = compute_local_shape_and_global_offset(whole.shape, whole.device_mesh, whole.placements)
-        start = offsets[0]
-    if own.numel() == 0:
-        return []
-    origin = [start, *(0 for _ in own.shape[1:])] if own.dim() else []
-    dim = divided_dim(item.layout.placement)
-    if dim is None:
-        return [(tuple(origin), own)]
-    found = []
-    for piece in pieces(item.layout.shape[dim], item.layout.placement, tp, place):
-        # Of the piece, at [local, local + size) of the undivided part, the rows from `first` on lie here.
-        low, high = piece.local, piece.local + piece.size
-        begin = start if dim == 0 else 0
-        first, last = max(low, begin), min(high, begin + own.shape[dim])
-        if first < last:
-            offsets = list(origin)
-            offsets[dim] = piece.whole + first - low
-            found.append((tuple(offsets), own.narrow(dim, first - begin, last - first)))
-    return found
 
 
 class Parts(torch.Tensor):
@@ -205,7 +172,8 @@ def _expected(name: str, stored: dict[str, TensorStorageMetadata]) -> Iterator[t
 
 
 def _parts(step: TrainStep, item: Held, tensor: torch.Tensor) -> Parts:
-    held = rectangles(item, tensor.detach(), step.ranks.sizes["tp"], step.ranks["tp"])
+    tp, place = step.ranks.sizes["tp"], step.ranks["tp"]
+    held = rectangles(item.layout, item.parameter, tensor.detach(), tp, place)
     return Parts(item.layout.shape, tensor, held)
 
 

@@ -1,4 +1,4 @@
-"""What a stage splitter must know about a model's forward, learned by running it once on meta tensors.
+"""What a stage splitter must know about a model's forward, learned by running it once, on meta tensors if it can.
 
 A pipeline cut between two blocks of a chain sends one tensor, the hidden state: the first positional argument of every block.
 That is enough only if
@@ -68,30 +68,53 @@ class Probe:
 
 
 def probe(model: nn.Module, chain: str, inputs: Inputs) -> Probe:
-    """Run a copy of the model once on meta and watch. Raises RequestError where a pipeline cannot cut the chain."""
-    twin = meta_twin(model)
-    watcher = _Watcher(twin, chain)
-    args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, inputs)
+    """Run a copy of the model once and watch: on meta, or on the inputs' values where it looks at values.
+
+    Raises RequestError with what stands in a pipeline's way.
+    """
     try:
-        with torch.device("meta"), torch.enable_grad():
-            output = twin(*args, **kwargs)
-    except Exception as error:
-        text = " ".join(str(error).split())[:300]
-        raise RequestError(
-            f"a pipeline needs to see the model run on meta tensors first, and it does not: {type(error).__name__}: {text}; "
-            "plan without pp, or write what looks at values without them"
-        ) from error
+        return _watched(meta_twin(model), chain, inputs, torch.device("meta"))
+    except RequestError:
+        raise
+    except Exception as on_meta:
+        device = next(model.parameters()).device
+        try:
+            with torch.random.fork_rng():
+                return _watched(real_twin(model), chain, inputs, device)
+        except RequestError:
+            raise
+        except Exception as error:
+            text = " ".join(str(error).split())[:300]
+            raise RequestError(
+                f"a pipeline needs to see the model run once first, and it fails: {type(error).__name__}: {text} (on meta "
+                f"tensors: {type(on_meta).__name__})"
+            ) from error
+
+
+def _watched(twin: nn.Module, chain: str, inputs: Inputs, device: torch.device) -> Probe:
+    watcher = _Watcher(twin, chain)
+    args, kwargs = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, inputs)
+    with device, torch.enable_grad():
+        output = twin(*args, **kwargs)
     return watcher.finish(output)
 
 
 def meta_twin(model: nn.Module) -> nn.Module:
     """A copy of a model on meta whose parameters all take gradients; the model itself is not touched."""
+    return _twin(model, lambda tensor: torch.empty_like(tensor, device="meta"))
+
+
+def real_twin(model: nn.Module) -> nn.Module:
+    """A copy of a model that shares the values of its parameters, which all take gradients; buffers are its own."""
+    return _twin(model, lambda tensor: tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.clone())
+
+
+def _twin(model: nn.Module, copied: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
     known: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
-        empty = torch.empty_like(tensor, device="meta")
-        known[id(tensor)] = (
-            nn.Parameter(empty, tensor.is_floating_point()) if isinstance(tensor, nn.Parameter) else empty
-        )
+        is_parameter = isinstance(tensor, nn.Parameter)
+        values = copied(tensor)
+        known[id(tensor)] = nn.Parameter(values, tensor.is_floating_point()) if is_parameter else values
     return copy.deepcopy(model, known)
 
 
@@ -124,7 +147,7 @@ class _Watcher:
                 )
                 return
             if found.hidden is None:
-                found.hidden = args[0].detach()
+                found.hidden = args[0].detach().to("meta")
             elif self.outputs and args[0] is not self.outputs[-1]:
                 found.problems.append(
                     f"block {number} of '{self.chain}' is not given what the block before returned: something happens between"
@@ -202,7 +225,7 @@ def _result(output: Any, hidden: torch.Tensor | None) -> Result:
         for n, leaf in enumerate(leaves)
         if isinstance(leaf, torch.Tensor) and hidden is not None and leaf.shape == hidden.shape
     ]
-    kept = tuple(leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
+    kept = tuple(leaf.detach().to("meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves)
     return Result(structure, kept, alike[0] if alike else None)
 
 

@@ -24,6 +24,7 @@ from autopar.documents.plan import Plan
 from autopar.errors import PlanMismatch, RequestError
 from autopar.runtime.batch import Dims, micro_batches
 from autopar.runtime.gradients import Gradients, Held
+from autopar.runtime.initial import Values, fill, materialise
 from autopar.runtime.loss import LossMeter, UserLoss, VocabularyParallel
 from autopar.runtime.mesh import DP, Ranks, build_mesh
 from autopar.runtime.optimizer import BuildOptimizer, Optimizer, compute_dtype
@@ -31,7 +32,7 @@ from autopar.runtime.probe import probe
 from autopar.runtime.recompute import apply_recompute
 from autopar.runtime.shard import lay_out, shard
 from autopar.runtime.stage import Pieces, StageModule, cuts, split, whole
-from autopar.runtime.zero import DataParallel
+from autopar.runtime.zero import DataParallel, is_sharded
 
 TIMEOUT = timedelta(minutes=10)
 
@@ -45,25 +46,27 @@ def parallelize(
     *,
     device: torch.device | str | None = None,
     batch_dims: Dims | None = None,
+    initial: Values | None = None,
     timeout: timedelta = TIMEOUT,
 ) -> TrainStep:
     """A training step that carries out a plan over the default process group; every rank gives the same whole model.
 
     The model is divided in place, so it is the step's afterwards. A pipeline is built at the first batch, whose shapes it needs.
+    Where the model's parameters are on meta, `initial` gives their whole values by name, of which a rank keeps its part.
     Raises PlanMismatch where model or world are not the plan's, RequestError for what is not carried out.
     """
-    _require_same_size(model, plan)
+    _require_same_size(model, plan, initial)
     place = torch.device(device) if device is not None else default_device()
     ranks = build_mesh(plan, place, timeout)
-    step = TrainStep(model, plan, ranks, loss, build_optimizer, clip_norm, batch_dims)
+    step = TrainStep(model, plan, ranks, loss, build_optimizer, clip_norm, batch_dims, initial)
     if plan.mesh.pp == 1:
         step.build(None)
     return step
 
 
-def _require_same_size(model: nn.Module, plan: Plan) -> None:
+def _require_same_size(model: nn.Module, plan: Plan, initial: Values | None) -> None:
     """Whether structure agrees too is for those to check who can capture the model."""
-    if any(parameter.is_meta for parameter in model.parameters()):
+    if initial is None and any(parameter.is_meta for parameter in model.parameters()):
         raise RequestError("the model is on meta, without values; build it on the CPU: each rank keeps its part only")
     elements = sum(parameter.numel() for parameter in model.parameters())
     if plan.model.parameters not in (0, elements):
@@ -92,6 +95,7 @@ class TrainStep:
         build_optimizer: BuildOptimizer | None,
         clip_norm: float | None,
         batch_dims: Dims | None,
+        initial: Values | None = None,
     ) -> None:
         self.plan, self.ranks, self.clip_norm, self.batch_dims = plan, ranks, clip_norm, batch_dims
         self.meter = LossMeter(loss, plan.schedule.micro_batches)
@@ -100,7 +104,7 @@ class TrainStep:
         """Of the last step on this rank, where it can be told."""
         self.stages: list[StageModule] = []
         self.parallel: list[DataParallel] = []
-        self._build_optimizer = build_optimizer
+        self._build_optimizer, self._initial = build_optimizer, initial
         self._model: nn.Module | None = cast(model, compute_dtype(plan.workload.dtype))
 
     # Building.
@@ -120,19 +124,23 @@ class TrainStep:
         held: list[Held] = []
         for chunk, part in enumerate(pieces):
             shard(part, layouts, plan, ranks)
-            part.model.to(ranks.device)
+            part.model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(ranks.device))
             number = chunk * plan.mesh.pp + ranks["pp"]
             entries = [entry for entry in plan.recompute if entry.stage == ranks["pp"]]
             apply_recompute(part.blocks, entries)
             stage = StageModule(part, self.meter, self._loss_context, around_model=self.meter.loss is None)
-            parallel = DataParallel(stage, part.blocks.values(), plan.stages[ranks["pp"]].zero, ranks)
+            zero = plan.stages[ranks["pp"]].zero
+            if not is_sharded(zero, ranks):
+                materialise(stage, ranks.device)
+            parallel = DataParallel(stage, part.blocks.values(), zero, ranks)
+            materialise(stage, ranks.device)
             stage.attach()
             self.stages.append(stage)
             self.parallel.append(parallel)
-            for name, parameter in stage.named_parameters():
-                if parameter.requires_grad:
-                    layout = layouts[part.names[name.removeprefix("model.")]]
-                    held.append(Held(parameter, layout, number, parallel.is_sharded))
+            own = [(p, layouts[part.names[name.removeprefix("model.")]]) for name, p in stage.named_parameters()]
+            if self._initial is not None:
+                fill(own, self._initial, ranks.sizes["tp"], ranks["tp"])
+            held += [Held(p, layout, number, parallel.is_sharded) for p, layout in own if p.requires_grad]
         self.gradients = Gradients(held, ranks)
         self.optimizer = Optimizer([item.parameter for item in held], self._build_optimizer)
         self._run = self._pipeline(hidden) if hidden is not None else self._accumulate

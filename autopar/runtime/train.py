@@ -21,7 +21,7 @@ from autopar.documents.plan import Plan
 from autopar.errors import RequestError
 from autopar.runtime import checkpoint
 from autopar.runtime.batch import batch_dims
-from autopar.runtime.initial import load_weights
+from autopar.runtime.initial import BySeed, FromFiles, Initialise, Values, build_without_memory, in_parts
 from autopar.runtime.loss import UserLoss
 from autopar.runtime.metrics import Lines, header, step_line
 from autopar.runtime.optimizer import BuildOptimizer
@@ -52,6 +52,7 @@ class RunOptions:
     save_every: int | None = None
     resume: bool = False
     init_from: Path | None = None
+    initialise: Initialise = "auto"
     metrics: Path | None = None
     timeout: timedelta = timedelta(minutes=10)
 
@@ -60,9 +61,7 @@ def train(plan: Plan, recipe: Recipe, options: RunOptions, report: Report | None
     """Train on this rank of the default process group; returns the run's lines. Rank 0 writes and reports them."""
     _check(options)
     torch.manual_seed(options.seed)
-    model = recipe.build_model()
-    if options.init_from is not None:
-        load_weights(model, options.init_from)
+    model, initial = _first_weights(plan, recipe, options)
     dims = batch_dims(recipe.example_inputs, plan.workload.seq_len)
     step = parallelize(
         model,
@@ -71,6 +70,7 @@ def train(plan: Plan, recipe: Recipe, options: RunOptions, report: Report | None
         recipe.build_optimizer,
         options.clip_norm,
         batch_dims=dims,
+        initial=initial,
         timeout=options.timeout,
     )
     del model
@@ -85,6 +85,16 @@ def train(plan: Plan, recipe: Recipe, options: RunOptions, report: Report | None
         options.seed + 1 + step.ranks["dp_replicate"] * step.ranks.sizes["dp_shard"] + step.ranks["dp_shard"]
     )
     return list(_steps(step, _from(first, batches, done), done, options, report or (lambda line: None)))
+
+
+def _first_weights(plan: Plan, recipe: Recipe, options: RunOptions) -> tuple[nn.Module, Values | None]:
+    """The model, and how its parameters are filled later where they have no memory yet."""
+    files = FromFiles(options.init_from) if options.init_from is not None else None
+    parts = in_parts(options.initialise, plan.model.parameters)
+    model = build_without_memory(recipe.build_model) if parts else recipe.build_model()
+    if files is not None:
+        files.load(model)
+    return model, (files or BySeed(model, options.seed)) if parts else None
 
 
 def _resumes_from(options: RunOptions) -> Path | None:
@@ -129,7 +139,8 @@ def _steps(
 ) -> Iterator[dict[str, Any]]:
     plan, ranks = step.plan, step.ranks
     lines = Lines(options.metrics if ranks.rank == 0 else None, append=done > 0)
-    initialised = f"weights of {options.init_from}" if options.init_from else "whole model under the seed"
+    how = "in parts, by name" if in_parts(options.initialise, plan.model.parameters) else "whole model"
+    initialised = f"{how}, from {options.init_from or 'the seed'}"
     opening = header(plan, ranks, seed=options.seed, initialised=initialised, resumed_from=done)
     for number, line in enumerate(_lines(step, batches, done, options, opening)):
         lines.write(line)

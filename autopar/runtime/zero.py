@@ -28,13 +28,18 @@ FIRST_BUCKET_BYTES = 2**20
 """Small, so that the first message leaves while most of backward is still to come."""
 
 
+def is_sharded(zero: int, ranks: Ranks) -> bool:
+    """Whether a stage's storage is divided at all."""
+    return zero > 0 and ranks.size("dp_shard") > 1
+
+
 class DataParallel:
     """The data-parallel side of one stage."""
 
     def __init__(self, stage: nn.Module, blocks: Iterable[nn.Module], zero: int, ranks: Ranks) -> None:
         self.stage, self.zero, self.ranks = stage, zero, ranks
         self.degree = ranks.size(*DP)
-        self.is_sharded = zero > 0 and ranks.size("dp_shard") > 1
+        self.is_sharded = is_sharded(zero, ranks)
         self.reducer: BucketReducer | None = None
         if self.is_sharded:
             mesh = ranks.shard_mesh()

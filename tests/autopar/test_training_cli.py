@@ -298,3 +298,15 @@ def test_torchrun_restarts_a_killed_rank_from_its_checkpoint(planned, capsys):
         for line in Path("run.jsonl").read_text().splitlines()
     }
     assert [last[step] for step in range(1, 7)] == pytest.approx(losses("whole.jsonl"), abs=1e-9)
+
+
+def test_a_run_made_in_parts_says_so_and_is_the_same_under_every_plan(planned, capsys):
+    found = []
+    for fix in ("pp=1,tp=1,dp=2,zero=3", "pp=2,tp=1,dp=1", "pp=1,tp=2,dp=1"):
+        words = ("--steps", 3, "--initialise", "parts", "--metrics", "run.jsonl")
+        status, _, err = call(capsys, "run", planned(fix=fix), *words)
+        assert status == 0, err
+        assert RunLines.load("run.jsonl").header["initialised"] == "in parts, by name, from the seed"
+        found.append(losses("run.jsonl"))
+    assert found[1] == pytest.approx(found[0], abs=1e-9)
+    assert found[2] == pytest.approx(found[0], abs=1e-9)

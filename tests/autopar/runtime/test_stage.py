@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import small_models
 import torch
+from parity import TIMEOUT, alone, assert_equal, plan_for, trained
 from torch import nn
 
 from autopar.errors import RequestError
+from autopar.runtime.launch import on_ranks
 from autopar.runtime.probe import probe
 from autopar.runtime.stage import Cut, StageModule, split
 
@@ -174,3 +176,9 @@ def test_a_stage_holds_its_own_blocks_and_ends_only():
     assert "embedding" not in names[1]
     assert {"norm", "head"} <= names[1]
     assert not names[0] & names[1]
+
+
+def test_a_model_that_looks_at_values_is_cut_too():
+    plan = plan_for("llama", pp=2, micro_batch=6, schedule="1f1b")
+    ranks = on_ranks(2, lambda rank: trained(small_models.looking, plan), TIMEOUT)
+    assert_equal(ranks, alone(small_models.looking), "looking")
