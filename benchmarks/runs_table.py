@@ -177,7 +177,7 @@ def run_of(cells: dict[str, str | None], file: str, identity: str) -> Run:
         gigabits_per_gpu=read.number("inter_link_gbps_per_gpu"),
         framework=read.text("framework"),
         dtype=read.text("dtype") or "bf16",
-        global_batch=read.count("global_batch"),
+        global_batch=read.count("global_batch", _least_batch(read, dp, pp, seconds)),
         micro_batch=read.optional("micro_batch"),
         dp=dp,
         tp=tp,
@@ -202,6 +202,12 @@ def run_of(cells: dict[str, str | None], file: str, identity: str) -> Run:
         words="; ".join(read.text(name) for name in ("notes", "derived_fields", "intra_link")),
         tier=read.text("tier"),
     )
+
+
+def _least_batch(read: _Cells, dp: int, pp: int, seconds: float | None) -> int | None:
+    """Where memory alone is stated, enough micro-batches to fill the pipeline; a time without its batch says nothing."""
+    is_memory_only = seconds is None or read.text("tier") == "M"
+    return dp * pp * read.count("micro_batch", 1) if is_memory_only else None
 
 
 def _zero_group(notes: str) -> int | None:

@@ -65,6 +65,9 @@ class Executor:
     """Host time for each recomputed block and micro-batch."""
     collective_seconds: float = 15e-6
     """Host time for each tensor-parallel collective."""
+    send_seconds: float = 0.0
+    """Host time of a pipeline send and its receive, where the framework waits for the device after each (Megatron before
+    2022 synchronises after every exchange)."""
     broadcast_seconds: float = 0.0
     """Per dp rank and step: parameters sent out rank by rank after the update."""
     selective_products: float = 0.0
@@ -179,6 +182,7 @@ EXECUTORS = {
         Executor(
             "megatron_2021",
             kernels="fused",
+            send_seconds=400e-6,
             gathers_units=False,
             bucket_bytes=inf,
             attention="explicit",
@@ -194,6 +198,7 @@ EXECUTORS = {
         Executor(
             "megatron_deepspeed",
             kernels="fused",
+            send_seconds=400e-6,
             gathers_units=False,
             bucket_bytes=inf,
             attention="explicit",
@@ -209,6 +214,7 @@ EXECUTORS = {
         Executor(
             "deepspeed_megatron",
             kernels="fused",
+            send_seconds=400e-6,
             gathers_units=False,
             bucket_bytes=inf,
             attention="explicit",

@@ -193,7 +193,8 @@ class Bills:
         key = ("send", bytes_, stride)
         if key not in self.known:
             group = self.topology.neighbours(stride)
-            self.known[key] = float(collective_seconds("send", bytes_, group, self.chip))
+            seconds = float(collective_seconds("send", bytes_, group, self.chip))
+            self.known[key] = seconds + self.executor.send_seconds
         return self.known[key]
 
     def per_micro_batch(self, forward: float, backward: float, dp: DataParallel) -> float:

@@ -1,8 +1,8 @@
 """Reports of real runs that fitted a device or did not, each as its thread states it.
 
-Left open, because a fact that decides is missing: Megatron-LM 1031 and 525 (batch, sequence), torchtitan 1789 (batch), 620 (devices),
-gpt-neox 1354, DeepSpeed 2899 and 2996 (offload, which is not priced), verl_megatron_practice 2 (a second model in memory),
-axolotl 1522 (adapters), megablocks 166 (devices).
+Left open, because a fact that decides is missing: Megatron-LM 1031 and 525 (batch, sequence), torchtitan 1789 (batch),
+620 (devices), gpt-neox 1354, DeepSpeed 2899 and 2996 (offload, which is not priced), verl_megatron_practice 2 (a second model
+in memory), axolotl 1522 (adapters), megablocks 166 (devices).
 """
 
 import pytest
