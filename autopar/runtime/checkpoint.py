@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -32,6 +34,7 @@ from autopar.errors import DocumentError
 from autopar.runtime.gradients import Held
 from autopar.runtime.rectangles import Rectangle, rectangles
 from autopar.runtime.step import TrainStep
+from autopar.runtime.zero import local
 
 
 class Parts(torch.Tensor):
@@ -73,9 +76,28 @@ class Parts(torch.Tensor):
         return next(part for offsets, part in self.parts if torch.Size(offsets) == index.offset)
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """A parameter with what trains it."""
+
+    item: Held
+    master: nn.Parameter
+    stepped: nn.Parameter
+
+
+def _by_name(step: TrainStep) -> dict[str, list[_Stored]]:
+    """Name in the whole model -> its copies on this rank: several chunks may hold one each, all alike."""
+    found: dict[str, list[_Stored]] = {}
+    optimizer = step.optimizer
+    for entry in map(_Stored, step.gradients.held, optimizer.masters, optimizer.stepped):
+        found.setdefault(entry.item.layout.name, []).append(entry)
+    return found
+
+
 def parameters(step: TrainStep) -> dict[str, Parts]:
     """Name in the whole model -> what this rank holds of each trained parameter."""
-    return {f"model.{item.layout.name}": _parts(step, item, item.parameter) for item in step.gradients.held}
+    first = {name: copies[0].item for name, copies in _by_name(step).items()}
+    return {f"model.{name}": _parts(step, item, item.parameter) for name, item in first.items()}
 
 
 def save(step: TrainStep, folder: str | Path, number: int, about: dict[str, Any] | None = None, keep: int = 2) -> Path:
@@ -128,7 +150,10 @@ def load(step: TrainStep, folder: str | Path) -> dict[str, Any]:
         raise DocumentError(f"{folder}: no checkpoint to resume from (a folder step-N with progress.json)")
     source = complete[-1]
     reader = dcp.FileSystemReader(source)
-    stored = reader.read_metadata().state_dict_metadata
+    try:
+        stored = reader.read_metadata().state_dict_metadata
+    except Exception as error:
+        raise _unreadable(source, error, complete) from None
     state = _state(step, {name: entry for name, entry in stored.items() if isinstance(entry, TensorStorageMetadata)})
     missing = sorted(set(state) - set(stored))
     if missing:
@@ -138,25 +163,44 @@ def load(step: TrainStep, folder: str | Path) -> dict[str, Any]:
     try:
         dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     except (Exception, CheckpointException) as error:
-        raise DocumentError(f"{source}: cannot be read: {_cause(error)}") from None
+        raise _unreadable(source, error, complete) from None
+    _copy_to_other_chunks(step)
     if not any(name.startswith("master.") for name in state):
         step.optimizer.refresh_masters()
     about: dict[str, Any] = json.loads((source / "progress.json").read_text(encoding="utf-8"))
     return about
 
 
+def _unreadable(source: Path, error: BaseException, complete: list[Path]) -> DocumentError:
+    way = f"remove it to go on from {complete[-2]}" if len(complete) > 1 else "remove it to start anew"
+    return DocumentError(f"{source}: the checkpoint cannot be read: {_cause(error)}; {way}")
+
+
+def _copy_to_other_chunks(step: TrainStep) -> None:
+    """What was read into one copy of a parameter, with its master and optimizer states, for its other copies on this rank."""
+    states = step.optimizer.inner.state
+    with torch.no_grad():
+        for first, *others in _by_name(step).values():
+            for other in others:
+                local(other.item.parameter).copy_(local(first.item.parameter))
+                local(other.master).copy_(local(first.master))
+                states[other.stepped] = {
+                    key: value.clone() if isinstance(value, torch.Tensor) else value
+                    for key, value in states[first.stepped].items()
+                }
+
+
 def _state(step: TrainStep, stored: dict[str, TensorStorageMetadata] | None = None) -> dict[str, torch.Tensor]:
     """What is stored; given what a checkpoint holds, optimizer states are made to receive it."""
     state: dict[str, torch.Tensor] = dict(parameters(step))
-    optimizer = step.optimizer
-    for item, master, stepped in zip(step.gradients.held, optimizer.masters, optimizer.stepped, strict=True):
-        name = item.layout.name
+    for name, (entry, *_) in _by_name(step).items():
+        item, master = entry.item, entry.master
         if master is not item.parameter and (stored is None or f"master.{name}" in stored):
             state[f"master.{name}"] = _parts(step, item, master)
-        known = optimizer.inner.state[stepped]
+        known = step.optimizer.inner.state[entry.stepped]
         for key, shape in _expected(name, stored or {}):
             if key not in known:
-                known[key] = torch.zeros_like(stepped) if shape == item.layout.shape else torch.zeros(shape)
+                known[key] = torch.zeros_like(entry.stepped) if shape == item.layout.shape else torch.zeros(shape)
         for key, value in known.items():
             if isinstance(value, torch.Tensor):
                 is_whole = value.dim() > 0 or item.layout.shape == value.shape
