@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from autopar.documents import Graph, Plan, Timeline
+from autopar.documents.base import require_writable
 from autopar.documents.graph import ModelInfo
 from autopar.documents.run_lines import RunLines
 from autopar.errors import DocumentError, NoPlanFits, PlanMismatch, RequestError
@@ -149,6 +150,8 @@ def run(
     from autopar.runtime.train import Recipe, RunOptions
     from autopar.tracer import open_source
 
+    if checkpoint is not None:
+        _require_folder(Path(checkpoint))
     source = open_source(model or plan.model.spec, None, plan.workload.seq_len)
     _require_planned_model(plan, source)
     recipe = Recipe(source.build, source.inputs, source.loss, source.build_optimizer, source.batches)
@@ -201,6 +204,15 @@ def _kernels(graph: Graph) -> int:
         count * sum(kind_of(operator) != "view" for operator in graph.class_by_name[name].operators)
         for name, count in graph.class_counts.items()
     )
+
+
+def _require_folder(path: Path) -> None:
+    """Raise DocumentError where checkpoints cannot be kept, before hours are spent on what they shall hold."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DocumentError(f"{path}: checkpoints cannot be kept there: {error.strerror}; give a folder") from None
+    require_writable(path / "progress.json")
 
 
 def _require_planned_model(plan: Plan, source: Source) -> None:
@@ -267,31 +279,45 @@ def is_graph_file(spec: str | Path) -> bool:
 
 
 def dry_run(plan: Plan, model: str | Path) -> DryRun:
-    """Whether the model's own code accepts the plan's local shapes: one training step on meta, no process group."""
+    """Whether the model's own code accepts the plan's local shapes and stages: one step on meta, no process group."""
+    from autopar.runtime.dry_run import cannot_cut
     from autopar.runtime.dry_run import dry_run as rehearse
-    from autopar.tracer import rehearsal
+    from autopar.tracer import example_batch, rehearsal
 
-    module, step = rehearsal(model, plan.workload.seq_len, plan.workload.dtype)
-    return rehearse(module, step, plan)
+    workload = plan.workload
+    module, step = rehearsal(model, workload.seq_len, workload.dtype)
+    result = rehearse(module, step, plan)
+    if result.passed and plan.mesh.pp > 1:
+        inputs = example_batch(model, plan.schedule.micro_batch, workload.seq_len, workload.dtype)
+        reason = cannot_cut(module, plan, inputs)
+        return replace(result, passed=not reason, reason=reason, in_pipeline=bool(reason))
+    return result
 
 
 def _search_with_dry_run(graph: Graph, machine: Cluster, request: Request, model: str | Path | None) -> Plan:
-    """Plan; where the model's code refuses the plan's local shapes, plan again without that tp degree and sp."""
+    """Plan; where the model's code refuses the plan's local shapes or stages, plan again without that tp degree and sp, or pp."""
     from autopar.planner.search import search
 
     refused: dict[tuple[int, bool], str] = {}
+    uncut = ""
     while True:
         try:
             found = search(graph, machine, request.without(tuple(refused)))
         except (RequestError, NoPlanFits) as error:
             if not refused:
                 raise
-            raise type(error)("\n".join([str(error), *refused.values()])) from None
+            rest = str(error) if isinstance(error, NoPlanFits) else "nothing else of what was asked is left"
+            raise type(error)("\n".join(dict.fromkeys([*refused.values(), rest]))) from None
         if model is None:
             return found
         result = dry_run(found, model)
         if result.passed:
-            return _passed(found, result, refused)
+            return _passed(found, result, [*_left_out(refused), *([f"pp is left out: {uncut}"] if uncut else [])])
+        if result.in_pipeline:
+            if "pp" in request.fixed:
+                raise PlanMismatch(result.reason)
+            request, uncut = replace(request, forbidden=(*request.forbidden, "pp")), result.reason
+            continue
         reason = f"the model's code does not accept the plan's local shapes (tp={found.mesh.tp}): {result.reason}"
         if found.mesh.tp == 1:
             raise PlanMismatch(reason)
@@ -301,8 +327,11 @@ def _search_with_dry_run(graph: Graph, machine: Cluster, request: Request, model
             refused[found.mesh.tp, bool(found.options["sp"])] = reason
 
 
-def _passed(plan: Plan, result: DryRun, refused: Mapping[tuple[int, bool], str]) -> Plan:
+def _left_out(refused: Mapping[tuple[int, bool], str]) -> list[str]:
+    return [f"tp={tp} sp={int(sp)} is left out: {reason}" for (tp, sp), reason in refused.items()]
+
+
+def _passed(plan: Plan, result: DryRun, notes: Sequence[str]) -> Plan:
     """The plan with what the dry run found."""
     options = plan.options | ({"local_attributes": ",".join(result.patches)} if result.patches else {})
-    notes = tuple(f"tp={tp} sp={int(sp)} is left out: {reason}" for (tp, sp), reason in refused.items())
     return plan.model_copy(update={"dry_run": "passed", "options": options, "notes": (*plan.notes, *notes)})

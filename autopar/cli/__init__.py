@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AutoparError as error:
         return _fail(error, USER_ERROR)
     except KeyboardInterrupt:
-        print("autopar: interrupted, nothing was written", file=sys.stderr)
+        print("autopar: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         _drop_stdout()  # the reader went away (`autopar plan ... | head`)

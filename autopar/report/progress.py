@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -18,12 +19,17 @@ class RunProgress:
         self.steps, self.console = steps, console or Console(stderr=True, highlight=False)
         self.bar: Progress | None = None
         self.said = 0.0
+        self.warned = False
 
     def __call__(self, line: dict[str, Any]) -> None:
         """Show a header or a step."""
         if "step" not in line:
             self._open(line)
-        elif self.bar is not None:
+            return
+        if not math.isfinite(line["loss"]) and not self.warned:
+            self.warned = True
+            self.console.print(f"the loss of step {line['step']} is {line['loss']}: what follows learns nothing")
+        if self.bar is not None:
             about = (
                 f"loss {line['loss']:.4f}  {line['seconds'] * 1e3:,.1f} ms  {line['tokens_per_second']:,.0f} tokens/s"
             )

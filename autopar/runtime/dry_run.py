@@ -16,9 +16,11 @@ import torch
 from torch import nn
 
 from autopar.documents.plan import Conversion, Plan
-from autopar.errors import CaptureError
+from autopar.errors import CaptureError, RequestError
 from autopar.runtime.names import local_shape, modules_of, parameters_of, pattern_of
+from autopar.runtime.probe import Inputs, meta_twin, watched
 from autopar.runtime.sites import install
+from autopar.runtime.stage import cuts
 
 MOST_PATCHES = 8
 
@@ -37,6 +39,8 @@ class DryRun:
     reason: str = ""
     in_loss: bool = False
     patches: tuple[str, ...] = field(default=())
+    in_pipeline: bool = False
+    """Shapes are accepted, but a pipeline cannot be cut out of the model."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +73,28 @@ def dry_run(model: nn.Module, step: Callable[[int, int], None], plan: Plan) -> D
     return DryRun(result.passed, result.reason, not result.passed and result.in_loss, names)
 
 
+def cannot_cut(model: nn.Module, plan: Plan, inputs: Inputs) -> str:
+    """Why a pipeline cannot be cut out of a model on meta; empty where it can, or where only a run can tell."""
+    try:
+        first = cuts(plan, model)[0][0]
+        watched(meta_twin(model), first.chain, inputs, torch.device("meta"))
+    except RequestError as error:
+        return str(error)
+    except Exception:  # code that looks at values: a run has them
+        return ""
+    return ""
+
+
 def _attempt(model: nn.Module, step: Callable[[int, int], None], plan: Plan, patches: tuple[Patch, ...]) -> _Attempt:
     with _local(model, plan), _patched(model, patches, plan.mesh.tp), _followed(model) as trail:
         try:
             step(plan.schedule.micro_batch, plan.workload.seq_len)
         except CaptureError as error:
             module = trail.inside[-1] if trail.inside else ""
-            return _Attempt(str(error), trail.progress, module, module == "" and trail.progress > 1)
+            reason = str(error).partition(". If it runs on real tensors")[0]
+            if "view" in reason or "reshape" in reason:
+                reason += "; let it take its number of heads from the tensor: view(batch, seq, -1, head_dim)"
+            return _Attempt(reason, trail.progress, module, module == "" and trail.progress > 1)
     return _Attempt()
 
 

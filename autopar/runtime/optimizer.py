@@ -52,6 +52,10 @@ class Optimizer:
         self.stepped = self.masters
         """What the optimizer knows: masters, or a rank's part of each."""
         self.inner = build(self.stepped)
+        if not isinstance(self.inner, torch.optim.Optimizer):
+            raise RequestError(
+                f"build_optimizer(params) returned {type(self.inner).__name__}, expected a torch.optim.Optimizer over params"
+            )
         if type(self.inner) in ELEMENTWISE and any(isinstance(master, DTensor) for master in self.masters):
             self.stepped = [self._part(master) for master in self.masters]
             self.inner = build(self.stepped)

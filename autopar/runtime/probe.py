@@ -73,14 +73,14 @@ def probe(model: nn.Module, chain: str, inputs: Inputs) -> Probe:
     Raises RequestError with what stands in a pipeline's way.
     """
     try:
-        return _watched(meta_twin(model), chain, inputs, torch.device("meta"))
+        return watched(meta_twin(model), chain, inputs, torch.device("meta"))
     except RequestError:
         raise
     except Exception as on_meta:
         device = next(model.parameters()).device
         try:
             with torch.random.fork_rng():
-                return _watched(real_twin(model), chain, inputs, device)
+                return watched(real_twin(model), chain, inputs, device)
         except RequestError:
             raise
         except Exception as error:
@@ -91,7 +91,8 @@ def probe(model: nn.Module, chain: str, inputs: Inputs) -> Probe:
             ) from error
 
 
-def _watched(twin: nn.Module, chain: str, inputs: Inputs, device: torch.device) -> Probe:
+def watched(twin: nn.Module, chain: str, inputs: Inputs, device: torch.device) -> Probe:
+    """Run a twin once and watch. Raises RequestError with what stands in a pipeline's way, and what the model raises."""
     watcher = _Watcher(twin, chain)
     args, kwargs = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, inputs)
     with device, torch.enable_grad():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -114,7 +114,12 @@ def _batches(plan: Plan, recipe: Recipe, seed: int) -> Iterator[Any]:
     """Global batches: the user's, or example inputs drawn anew each step."""
     size, seq = plan.workload.global_batch, plan.workload.seq_len
     if recipe.batches is not None:
-        yield from recipe.batches(size, seq, seed)
+        made = recipe.batches(size, seq, seed)
+        if not isinstance(made, Iterable):
+            raise RequestError(
+                f"batches(batch, seq, seed) returned {type(made).__name__}, expected an iterator of batches"
+            )
+        yield from made
         return
     number = 0
     while True:

@@ -189,6 +189,13 @@ def identify(source: Source) -> ModelInfo:
         return model_info(build_on_meta(source), source.spec)
 
 
+def example_batch(spec: Any, batch: int, seq_len: int | None, dtype: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of one forward, on meta, as `capture` gives them."""
+    source = open_source(spec, None, seq_len)
+    with _training_defaults(DTYPES[dtype]), torch.device("meta"):
+        return source.batch(batch, source.seq_len)
+
+
 def rehearsal(
     spec: Any, seq_len: int | None = None, dtype: str = "bf16"
 ) -> tuple[nn.Module, Callable[[int, int], None]]:

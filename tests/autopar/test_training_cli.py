@@ -159,6 +159,7 @@ def test_the_example_learns_real_text_on_four_ranks(tmp_path, monkeypatch, capsy
         (("--nproc", 3), "the plan is for 2 ranks, not 3"),
         (("--resume",), "--checkpoint DIR"),
         (("--resume", "--checkpoint", "nowhere"), "no checkpoint to resume from"),
+        (("--checkpoint", "model.py", "--save-every", 1), "checkpoints cannot be kept there"),
         (("--init-from", "nowhere"), "holds no .safetensors file"),
         (("--metrics", "no/such/run.jsonl"), "no folder"),
         (("--model", "other.py"), "no such file"),
@@ -205,6 +206,40 @@ def test_a_model_that_fails_while_it_trains_is_named_with_its_line(planned, caps
     assert "ZeroDivisionError: by choice" in err
     assert "model.py:" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("def batches(batch, seq, seed):\n    return None\n", "batches(batch, seq, seed) returned NoneType"),
+        ("def build_optimizer(params):\n    return None\n", "build_optimizer(params) returned NoneType"),
+    ],
+)
+def test_what_a_model_file_gives_is_named_where_it_is_something_else(planned, capsys, given, says):
+    path = planned()
+    Path("model.py").write_text(MODEL + given)
+    status, _, err = call(capsys, "run", path, "--steps", 1)
+    assert status == 2
+    assert says in err
+
+
+def test_two_lists_of_blocks_are_planned_without_a_pipeline(planned, capsys):
+    twice = MODEL.replace(
+        "        self.head =", "        self.others = nn.ModuleList(Block() for _ in range(4))\n        self.head ="
+    )
+    twice = twice.replace(
+        "        return self.head(x)",
+        "        for block in self.others:\n            x = block(x)\n        return self.head(x)",
+    )
+    path = planned()
+    Path("model.py").write_text(twice)
+    words = ("--cluster", "local-cpu-x2", "--global-batch", 4, "--dtype", "fp64")
+    status, _, err = call(capsys, "plan", "model.py", *words)
+    assert status == 0, err
+    assert Plan.load(path).mesh.pp == 1
+    status, _, err = call(capsys, "plan", "model.py", *words, "--fix", "pp=2")
+    assert status == 2
+    assert "2 lists of blocks" in err
 
 
 def test_lines_of_another_plan_are_not_compared(planned, capsys):

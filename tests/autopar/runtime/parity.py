@@ -22,7 +22,12 @@ from autopar.runtime.launch import on_ranks
 from autopar.runtime.step import parallelize
 
 BATCH, STEPS, CLIP = 24, 5, 0.5
-FACTORIES = {"llama": small_models.build_model, "gpt": small_models.gpt_tied, "grouped": small_models.grouped_heads}
+FACTORIES = {
+    "llama": small_models.build_model,
+    "gpt": small_models.gpt_tied,
+    "grouped": small_models.grouped_heads,
+    "shifted": small_models.shifted,
+}
 TIMEOUT = timedelta(seconds=60)
 
 

@@ -60,3 +60,24 @@ def looking():
     torch.manual_seed(0)
     config = llama.Config(vocabulary=VOCABULARY, hidden=32, layers=4, heads=4, kv_heads=4, ffn=48)
     return Looking(config).to(torch.float64)
+
+
+class Shifted(llama.Llama):
+    """A model with a parameter of its own, in no module: every chunk of a pipeline holds it."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.shift = torch.nn.Parameter(torch.full((config.hidden,), 0.01))
+
+    def forward(self, tokens, labels=None):
+        x = self.embedding(tokens) + self.shift
+        cos, sin = self.rotary(tokens.shape[1], x)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.head(self.norm(x))
+
+
+def shifted():
+    torch.manual_seed(0)
+    config = llama.Config(vocabulary=VOCABULARY, hidden=32, layers=4, heads=4, kv_heads=4, ffn=48)
+    return Shifted(config).to(torch.float64)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import small_models
-from parity import CLIP, TIMEOUT, alone, data, plan_for
+from parity import CLIP, FACTORIES, TIMEOUT, alone, data, plan_for
 
 from autopar.errors import AutoparError, DocumentError
 from autopar.runtime import checkpoint
@@ -48,6 +48,25 @@ def test_a_run_goes_on_under_other_plans_with_the_losses_of_one_process(tmp_path
     losses = [loss for plan, steps in zip(plans, (2, 3, 5), strict=True) for loss in goes_on(plan, tmp_path, steps)]
     assert losses == pytest.approx(alone(small_models.gpt_tied).losses, abs=1e-9)
     assert [path.name for path in checkpoint.found(tmp_path)] == ["step-00000004", "step-00000005"]
+
+
+@pytest.mark.parametrize("model", ["gpt", "shifted"])
+def test_every_chunk_of_a_rank_goes_on_with_its_copy_of_a_parameter(tmp_path, model):
+    build = FACTORIES[model]
+    recipe = Recipe(build, small_models.example_inputs, small_models.loss, None, RECIPE.batches)
+    plan = plan_for(model, pp=2, micro_batch=6, schedule="interleaved", virtual_stages=2)
+    options = {"clip_norm": CLIP, "checkpoint": tmp_path, "save_every": 1, "timeout": TIMEOUT}
+    losses = [line["loss"] for line in run(plan, recipe, RunOptions(steps=2, **options))[1:]]
+    losses += [line["loss"] for line in run(plan, recipe, RunOptions(steps=5, resume=True, **options))[1:]]
+    assert losses == pytest.approx(alone(build).losses, abs=1e-9)
+
+
+def test_a_damaged_checkpoint_is_named_with_the_one_before(tmp_path):
+    plan = plan_for("gpt", dp=2, zero=1, micro_batch=6)
+    goes_on(plan, tmp_path, 2)
+    (checkpoint.found(tmp_path)[-1] / ".metadata").write_bytes(b"cut")
+    with pytest.raises(DocumentError, match=r"step-00000002: the checkpoint cannot be read.*step-00000001"):
+        goes_on(plan, tmp_path, 3)
 
 
 def test_bf16_goes_on_from_its_fp32_masters(tmp_path):
