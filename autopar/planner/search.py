@@ -32,8 +32,8 @@ SECONDS_PER_WAY_OUT = 5.0
 SECONDS_PER_ALTERNATIVE = 1.0
 ALTERNATIVES = 4
 """Near plans shown beside the best: the best of as many other meshes."""
-ALTERNATIVE_WITHIN = 0.01
-"""They say why other meshes lose: a hundredth more or less does not change that, and its proof takes most of the time."""
+ALTERNATIVE_WITHIN = 0.02
+"""They say why other meshes lose: a fiftieth more or less does not change that, and its proof takes most of the time."""
 
 
 @dataclass

@@ -23,6 +23,7 @@ from autopar.runtime.sites import install
 from autopar.runtime.stage import cuts
 
 MOST_PATCHES = 8
+SHORT = 4
 
 Patch = tuple[str, str]
 """(module with ``*`` for the block's number, attribute)."""
@@ -76,13 +77,29 @@ def dry_run(model: nn.Module, step: Callable[[int, int], None], plan: Plan) -> D
 def cannot_cut(model: nn.Module, plan: Plan, inputs: Inputs) -> str:
     """Why a pipeline cannot be cut out of a model on meta; empty where it can, or where only a run can tell."""
     try:
-        first = cuts(plan, model)[0][0]
-        watched(meta_twin(model), first.chain, inputs, torch.device("meta"))
+        chain = cuts(plan, model)[0][0].chain
+        with _shortened(model, chain):
+            twin = meta_twin(model)
+        watched(twin, chain, inputs, torch.device("meta"))
     except RequestError as error:
         return str(error)
     except Exception:  # code that looks at values: a run has them
         return ""
     return ""
+
+
+@contextmanager
+def _shortened(model: nn.Module, chain: str) -> Iterator[None]:
+    """Only the first blocks of a long list: how one is called shows how all are."""
+    container = model.get_submodule(chain)
+    if type(container) is not nn.ModuleList or len(container) <= SHORT:
+        yield
+        return
+    model.set_submodule(chain, nn.ModuleList(list(container)[:SHORT]))
+    try:
+        yield
+    finally:
+        model.set_submodule(chain, container)
 
 
 def _attempt(model: nn.Module, step: Callable[[int, int], None], plan: Plan, patches: tuple[Patch, ...]) -> _Attempt:
