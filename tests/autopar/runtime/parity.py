@@ -27,6 +27,7 @@ FACTORIES = {
     "gpt": small_models.gpt_tied,
     "grouped": small_models.grouped_heads,
     "shifted": small_models.shifted,
+    "deep": small_models.deep,
 }
 TIMEOUT = timedelta(seconds=60)
 

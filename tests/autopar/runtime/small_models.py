@@ -81,3 +81,9 @@ def shifted():
     torch.manual_seed(0)
     config = llama.Config(vocabulary=VOCABULARY, hidden=32, layers=4, heads=4, kv_heads=4, ffn=48)
     return Shifted(config).to(torch.float64)
+
+
+def deep():
+    torch.manual_seed(0)
+    config = llama.Config(vocabulary=VOCABULARY, hidden=32, layers=8, heads=4, kv_heads=4, ffn=48)
+    return llama.Llama(config).to(torch.float64)

@@ -27,6 +27,12 @@ def test_two_stages_under_every_schedule(model):
     run_cases([(model, plan) for plan in plans])
 
 
+def test_four_stages_interleaved():
+    plan = plan_for("deep", pp=4, micro_batch=6, schedule="interleaved", virtual_stages=2)
+    assert (plan.mesh.pp, plan.schedule.virtual_stages) == (4, 2)
+    run_cases([("deep", plan)])
+
+
 def test_three_ranks_by_data_at_every_zero_stage():
     run_cases([("gpt", plan_for("gpt", dp=3, zero=zero, micro_batch=4)) for zero in range(4)])
 
