@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.documents.graph import Chain, Graph
+from autopar.documents.plan import Collective
 from autopar.pricing import BlockPrice, Division, RecomputePrice
 
 Prices = Callable[[str, int, bool], "tuple[Division, list[BlockPrice]] | None"]
@@ -77,9 +78,9 @@ def column(price: BlockPrice, allowed: Sequence[str]) -> Column:
     return Column(price, forward, backward, menu(price, allowed))
 
 
-def exposed(collectives: Sequence[object]) -> float:
+def exposed(collectives: Sequence[Collective]) -> float:
     """Seconds of collectives that do not hide."""
-    return sum(item.seconds * (1 - item.overlap) for item in collectives)  # type: ignore[attr-defined]
+    return sum(item.seconds * (1 - item.overlap) for item in collectives)
 
 
 def menu(price: BlockPrice, allowed: Sequence[str]) -> Menu:
