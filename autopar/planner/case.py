@@ -138,12 +138,12 @@ class Case:
 
     # Stages.
 
-    def solve(self, limit: float) -> Answer | None:
-        """The best stages if their step stays below `limit`; None where nothing fits or can win."""
+    def solve(self, limit: float, within: float = 0.0) -> Answer | None:
+        """The best stages, to `within` (a fraction), if their step stays below `limit`; None where nothing fits or can win."""
         blocks = len(self.model.layers)
         most = self.pipeline.most_work(limit, self.totals.work)
         if self.model.is_equal:
-            return solve_equal(self.pipeline, blocks, self.equal_choice, most)
+            return solve_equal(self.pipeline, blocks, self.equal_choice, most, within)
         return solve_any(self.pipeline, blocks, self.choice, most)
 
     def equal_choice(self, stage: int, k: int) -> StageChoice | None:

@@ -85,6 +85,10 @@ class Pipeline:
         """The objective, from seconds of each stage's chunks and the longest that a stage spends once a step."""
         slowest = sum(max(chunk) for chunk in zip(*stages, strict=True))
         total = sum(sum(chunks) for chunks in stages)
+        return self.step_of(slowest, total, once)
+
+    def step_of(self, slowest: float, total: float, once: float) -> float:
+        """The objective, from the slowest of each chunk together, all work together, and the longest once a step."""
         return self.rounds * self.pace(slowest) + total / self.virtual_stages + once + self.sends_seconds
 
     def most_work(self, limit: float, least_total: float) -> float:

@@ -126,7 +126,7 @@ def _solve(case: Case, found: Found, within: float) -> None:
         found.infeasible += 1
         return
     found.solved += 1
-    answer = case.solve(found.limit / (1 + within))
+    answer = case.solve(found.limit / (1 + within), within)
     if answer is not None and answer.step_seconds < found.limit:
         found.best = (case, answer)
 

@@ -2,14 +2,16 @@
 
 One chunk a stage: thresholds on the largest W and the largest E, in rising order, with a dynamic programme for the least sum
 inside; `solve_equal` for blocks of one class, `solve_any` for contiguous intervals of unlike ones. Several chunks a stage couple
-through every chunk's slowest stage: `solve_equal` then solves the pattern ILP, y[i, k] = 1 where stage i takes k blocks. For one
-chunk both find the same (tested); the thresholds take about a fiftieth of the time.
+through every chunk's slowest stage: `solve_equal` then tries the few counts that an optimum may have, or where they are many
+solves the pattern ILP, y[i, k] = 1 where stage i takes k blocks. All find the same (tested).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 
 import numpy as np
 import pulp
@@ -27,24 +29,38 @@ class Answer:
 
 
 def solve_equal(
-    pipeline: Pipeline, blocks: int, choice: Callable[[int, int], StageChoice | None], most_work: float
+    pipeline: Pipeline,
+    blocks: int,
+    choice: Callable[[int, int], StageChoice | None],
+    most_work: float,
+    within: float = 0.0,
 ) -> Answer | None:
     """Counts per stage for `blocks` equal blocks, one or more a chunk; None where no stage assignment fits.
 
-    `choice(stage, k)` is None where k blocks do not fit the stage. `most_work` cuts stages that could not win.
+    `choice(stage, k)` is None where k blocks do not fit the stage. `most_work` cuts stages that could not win. The step is
+    at most `within` (a fraction) above the least.
     """
     table = _columns(pipeline.stages, blocks, choice, most_work, pipeline.virtual_stages)
     if table is None:
         return None
-    table = _competitive(pipeline, blocks, table)
-    if table is None:
+    busiest = _least_busiest(table, blocks)
+    if busiest is None:
         return None
-    return (
-        by_thresholds(pipeline, blocks, table)
-        if pipeline.virtual_stages == 1
-        else by_programme(pipeline, blocks, table)
-    )
+    total = _least_total(table, blocks)
+    counts = _filled(table, blocks, busiest)
+    good = Answer(counts, _step_seconds(pipeline, [column[k] for column, k in zip(table, counts, strict=True)]))
+    once = max(min(choice.once for choice in column.values()) for column in table)
+    if good.step_seconds <= pipeline.step_of(busiest, total, once) * (1 + within + 1e-12):
+        return good
+    table = _competitive(blocks, table, pipeline.most_work(good.step_seconds, total))
+    if pipeline.virtual_stages == 1:
+        return by_thresholds(pipeline, blocks, table)
+    few = prod(len(column) for column in table) <= ENUMERATED
+    return by_enumeration(pipeline, blocks, table) if few else by_programme(pipeline, blocks, table)
 
+
+ENUMERATED = 500
+"""Ways to choose counts, up to which trying them all takes less time than a solver needs to start."""
 
 Table = list[dict[int, StageChoice]]
 """Per stage, number of blocks -> what they cost there."""
@@ -59,6 +75,16 @@ def by_thresholds(pipeline: Pipeline, blocks: int, table: Table) -> Answer | Non
             firsts = np.arange(blocks + 1 - k) if stage else np.array([0])
             works[stage, firsts, firsts + k], onces[stage, firsts, firsts + k] = choice.work, choice.once
     return _search_thresholds(pipeline, works, onces)
+
+
+def by_enumeration(pipeline: Pipeline, blocks: int, table: Table) -> Answer | None:
+    """The best counts of all, for any number of chunks."""
+    ways = (counts for counts in product(*table) if sum(counts) == blocks)
+    answers = (
+        Answer(counts, _step_seconds(pipeline, [column[k] for column, k in zip(table, counts, strict=True)]))
+        for counts in ways
+    )
+    return min(answers, key=lambda answer: answer.step_seconds, default=None)
 
 
 def by_programme(pipeline: Pipeline, blocks: int, table: Table) -> Answer | None:
@@ -111,11 +137,17 @@ def _columns(
     return table
 
 
-def _competitive(pipeline: Pipeline, blocks: int, table: Table) -> Table | None:
-    """The columns that an optimum may use: those no slower than a good answer allows, with room for all blocks.
+def _filled(table: Table, blocks: int, busiest: float) -> tuple[int, ...]:
+    """Good counts: stages filled up to the least W under which all blocks find room."""
+    counts = [max(k for k, choice in column.items() if choice.work <= busiest) for column in table]
+    while sum(counts) > blocks:
+        slowest = max((i for i, k in enumerate(counts) if k - 1 in table[i]), key=lambda i: table[i][counts[i]].work)
+        counts[slowest] -= 1
+    return tuple(counts)
 
-    The good answer: the least W under which all blocks find room, stages filled up to it. What is cut cannot be optimal.
-    """
+
+def _least_busiest(table: Table, blocks: int) -> float | None:
+    """The least W of the busiest stage under which all blocks find room; None where they never do."""
     works = sorted({choice.work for column in table for choice in column.values()})
     low, high = 0, len(works) - 1
     if _room(table, works[high]) < blocks:
@@ -126,19 +158,22 @@ def _competitive(pipeline: Pipeline, blocks: int, table: Table) -> Table | None:
             low = middle + 1
         else:
             high = middle
-    counts = [max(k for k, choice in column.items() if choice.work <= works[low]) for column in table]
-    while sum(counts) > blocks:
-        slowest = max((i for i, k in enumerate(counts) if k - 1 in table[i]), key=lambda i: table[i][counts[i]].work)
-        counts[slowest] -= 1
-    chosen = [column[k] for column, k in zip(table, counts, strict=True)]
-    good = _step_seconds(pipeline, chosen)
+    return works[low]
+
+
+def _least_total(table: Table, blocks: int) -> float:
+    """What all stages' W together is at least: of each the least, and the leanest blocks for the rest."""
     least = sum(min(choice.work for choice in column.values()) for column in table)
-    # Work per block is the same on every stage but for recompute, so the total is at least what the leanest blocks cost.
+    # Work per block is the same on every stage but for recompute.
     each = min(
         (column[k].work - column[k - 1].work for column in table for k in column if k - 1 in column), default=0.0
     )
-    least += each * (blocks - sum(min(column) for column in table))
-    most = pipeline.most_work(good, least) * (1 + 1e-9)
+    return least + each * (blocks - sum(min(column) for column in table))
+
+
+def _competitive(blocks: int, table: Table, most_work: float) -> Table:
+    """The columns that an optimum may use: those no slower than a good answer's step allows, with room for all blocks."""
+    most = most_work * (1 + 1e-9)
     kept = [{k: choice for k, choice in column.items() if choice.work <= most} for column in table]
     largest = [max(column) for column in kept]
     spare = sum(largest) - blocks

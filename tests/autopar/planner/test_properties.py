@@ -124,7 +124,7 @@ def test_an_interrupted_search_gives_the_best_so_far_with_its_gap(monkeypatch):
     answers = []
     solve = Case.solve
 
-    def interrupted(self, limit):
+    def interrupted(self, limit, within=0.0):
         if len(answers) == 2:
             raise KeyboardInterrupt
         answer = solve(self, limit)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.planner.estimate import Pipeline, StageChoice, chunk_sizes
-from autopar.planner.stages import by_programme, by_thresholds
+from autopar.planner.stages import by_enumeration, by_programme, by_thresholds, solve_equal
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -27,6 +27,52 @@ def test_the_integer_programme_and_the_dynamic_programme_find_the_same_step(seed
     assert one is not None
     assert other is not None
     assert one.step_seconds == pytest.approx(other.step_seconds, rel=1e-9)
+
+
+def chunked_table(rng, p, v, blocks):
+    """Stages of v chunks: work by chunk in the sizes that `chunk_sizes` says, seconds once a step that grow with the blocks."""
+    pipeline = Pipeline(p, p * int(rng.integers(1, 5)), v, float(rng.choice([0, 0.1, 1])), "interleaved")
+    table = []
+    for stage in range(p):
+        each, once, slope = float(rng.uniform(0.9, 1.3)), float(rng.uniform(0, 2)), float(rng.uniform(0, 1))
+        head = float(rng.uniform(0, 2)) if stage == p - 1 else 0.0
+        table.append(
+            {
+                k: StageChoice(
+                    tuple(each * size + head * (c == v - 1) for c, size in enumerate(chunk_sizes(k, pipeline, stage))),
+                    once + slope * k,
+                    (),
+                )
+                for k in range(v, blocks - v * (p - 1) + 1)
+            }
+        )
+    return pipeline, table
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_enumeration_and_the_integer_programme_find_the_same_chunks(seed):
+    rng = np.random.default_rng(seed)
+    p, v = int(rng.integers(2, 4)), int(rng.integers(2, 4))
+    blocks = p * v + int(rng.integers(0, 7))
+    pipeline, table = chunked_table(rng, p, v, blocks)
+    one, other = by_programme(pipeline, blocks, table), by_enumeration(pipeline, blocks, table)
+    assert one is not None
+    assert other is not None
+    assert one.step_seconds == pytest.approx(other.step_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("within", [0.0, 0.02, 0.3])
+@pytest.mark.parametrize("seed", range(20))
+def test_counts_are_within_what_was_asked_of_the_best(seed, within):
+    rng = np.random.default_rng(seed)
+    p, v = int(rng.integers(2, 4)), int(rng.integers(1, 4))
+    blocks = p * v + int(rng.integers(0, 7))
+    pipeline, table = chunked_table(rng, p, v, blocks)
+    found = solve_equal(pipeline, blocks, lambda stage, k: table[stage].get(k), float("inf"), within)
+    best = by_enumeration(pipeline, blocks, table)
+    assert found is not None
+    assert best is not None
+    assert best.step_seconds * (1 - 1e-12) <= found.step_seconds <= best.step_seconds * (1 + within + 1e-9)
 
 
 @given(st.integers(2, 6), st.integers(2, 6), st.integers(0, 30), st.data())
