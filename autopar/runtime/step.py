@@ -201,10 +201,11 @@ class TrainStep:
         parts = micro_batches(batch, self.plan, self.ranks, self.batch_dims)
         self.meter.parts = {}
         for stage in self.stages:
-            stage.train()
+            if not stage.training:
+                stage.train()
             stage.micro_batches = dict(enumerate(parts))
         for parallel in self.parallel:
-            parallel.begin()
+            parallel.begin(len(parts))
         with self._timed("forward and backward"):
             self._run()
         for stage in self.stages:

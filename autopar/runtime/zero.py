@@ -51,10 +51,10 @@ class DataParallel:
             assert group is not None
             self.reducer = BucketReducer([p for p in stage.parameters() if p.requires_grad], group)
 
-    def begin(self) -> None:
-        """Before the first backward of a step."""
+    def begin(self, backwards: int) -> None:
+        """Before the first of a step's backwards."""
         if self.reducer is not None:
-            self.reducer.begin()
+            self.reducer.begin(backwards)
 
     def before_backward(self, is_last: bool) -> None:
         """Say whether the coming backward is the last of the step. Not for pipelines, whose stages say it themselves."""
@@ -74,7 +74,8 @@ class DataParallel:
 class BucketReducer:
     """Averages gradients over a group in flat buckets, filled in the reverse order of parameters as backward makes them.
 
-    Gradients are views of their bucket, so that nothing is copied before or after the message.
+    A step's end leaves gradients as views of their bucket. Where a step has several backwards they are so from the first and
+    add up there; of a single one, each bucket's are put together when it leaves, which takes one pass less.
     """
 
     def __init__(self, parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
@@ -82,19 +83,25 @@ class BucketReducer:
         self.buckets = list(_buckets(parameters))
         self.bucket_of = {parameter: number for number, bucket in enumerate(self.buckets) for parameter in bucket}
         self.flat = [bucket[0].new_empty(sum(parameter.numel() for parameter in bucket)) for bucket in self.buckets]
+        self.views = [
+            [part.view_as(p) for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True)]
+            for bucket, flat in zip(self.buckets, self.flat, strict=True)
+        ]
+        self.are_views = False
         self.armed = False
         self.missing: list[int] = []
         self.flying: list[dist.Work | None] = []
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._ready)
 
-    def begin(self) -> None:
-        """Before the first backward of a step: gradients are zeros in their buckets."""
-        for bucket, flat in zip(self.buckets, self.flat, strict=True):
-            flat.zero_()
-            parts = flat.split([parameter.numel() for parameter in bucket])
-            for parameter, part in zip(bucket, parts, strict=True):
-                parameter.grad = part.view_as(parameter)
+    def begin(self, backwards: int) -> None:
+        """Before the first of a step's backwards: no gradients where it is the only one, else zeros in their buckets."""
+        self.are_views = backwards > 1
+        for bucket, flat, views in zip(self.buckets, self.flat, self.views, strict=True):
+            if self.are_views:
+                flat.zero_()
+            for parameter, view in zip(bucket, views, strict=True):
+                parameter.grad = view if self.are_views else None
 
     def arm(self) -> None:
         """The coming backward is the last: send each bucket as soon as its gradients are there, in order."""
@@ -107,7 +114,13 @@ class BucketReducer:
                 self._send()
 
     def _send(self) -> None:
-        flat = self.flat[len(self.flying)]
+        number = len(self.flying)
+        flat = self.flat[number]
+        if not self.are_views:
+            bucket = self.buckets[number]
+            torch.cat([_gradient(parameter).reshape(-1) for parameter in bucket], out=flat)
+            for parameter, view in zip(bucket, self.views[number], strict=True):
+                parameter.grad = view
         flat /= self.group.size()
         self.flying.append(dist.all_reduce(flat, group=self.group, async_op=True))
 
