@@ -113,7 +113,7 @@ def by_hand(strategy: str) -> Step:
             for gradient in gradients:
                 gradient.mul_(torch.clamp(CLIP / (norm + 1e-6), max=1.0))
             optimizer.step()
-            return float(loss)
+            return float(loss.detach())
 
         return step
     return pipeline_by_hand(model)
@@ -171,9 +171,16 @@ def pipeline_by_hand(model: Any) -> Step:
     return step
 
 
+def pin(rank: int) -> None:
+    """Every thread of this process on one core, those of process groups too: they were there before."""
+    cores = sorted(os.sched_getaffinity(0))
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {cores[rank % len(cores)]})
+
+
 def pairs(plan: Plan, strategy: str, count: int) -> list[tuple[float, float]]:
     """(autopar's seconds, the script's) turn by turn on this rank; the order within a pair alternates."""
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[dist.get_rank() % len(os.sched_getaffinity(0))]})
+    pin(dist.get_rank())
     ours = autopar.parallelize(build(), plan, tiny_llama.loss, tiny_llama.build_optimizer, CLIP)
     script = by_hand(strategy)
     data = list(islice(tiny_llama.batches(BATCH, SEQ, 0), count + 3))

@@ -135,16 +135,15 @@ class BucketReducer:
 
 
 def _buckets(parameters: list[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
-    """Buckets of one dtype and about BUCKET_BYTES each, the first of them smaller."""
+    """Buckets of one dtype, closed by the parameter that fills BUCKET_BYTES; the first of them smaller."""
     bucket: list[nn.Parameter] = []
-    filled, most = 0, FIRST_BUCKET_BYTES
+    filled, enough = 0, FIRST_BUCKET_BYTES
     for parameter in reversed(parameters):
-        size = parameter.numel() * parameter.element_size()
-        if bucket and (filled + size > most or bucket[-1].dtype != parameter.dtype):
+        if bucket and (filled >= enough or bucket[-1].dtype != parameter.dtype):
             yield bucket
-            bucket, filled, most = [], 0, BUCKET_BYTES
+            bucket, filled, enough = [], 0, BUCKET_BYTES
         bucket.append(parameter)
-        filled += size
+        filled += parameter.numel() * parameter.element_size()
     if bucket:
         yield bucket
 

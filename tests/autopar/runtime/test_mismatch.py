@@ -88,4 +88,5 @@ def test_buckets_hold_every_parameter_once_and_one_dtype_each():
     buckets = list(_buckets(parameters))
     assert sorted(id(p) for bucket in buckets for p in bucket) == sorted(map(id, parameters))
     assert all(len({p.dtype for p in bucket}) == 1 for bucket in buckets)
-    assert all(sum(p.numel() * p.element_size() for p in bucket) <= BUCKET_BYTES for bucket in buckets)
+    # A bucket is closed by the parameter that fills it: without its last it is not full.
+    assert all(sum(p.numel() * p.element_size() for p in bucket[:-1]) < BUCKET_BYTES for bucket in buckets)
