@@ -174,8 +174,8 @@ def pipeline_by_hand(model: Any) -> Step:
 def pin(rank: int) -> None:
     """Every thread of this process on one core, those of process groups too: they were there before."""
     cores = sorted(os.sched_getaffinity(0))
-    for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), {cores[rank % len(cores)]})
+    for thread in Path("/proc/self/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {cores[rank % len(cores)]})
 
 
 def pairs(plan: Plan, strategy: str, count: int) -> list[tuple[float, float]]:
