@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from autopar.documents.graph import BlockClass, Graph, LocalDim, Operator
 from autopar.planner.linear import shares_of
+from autopar.planner.sites import entries
 from autopar.pricing.division import (
     PARTIAL,
     WHOLE,
@@ -27,6 +28,8 @@ from autopar.pricing.division import (
 
 CARRIED_OUT = ("vocab_parallel",)
 """Composites that the runtime carries out."""
+LOOKUP = "aten.embedding"
+"""The operator whose matrix may be divided along its rows: each rank then looks up its own, the others are zeros."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,13 @@ class Options:
         may_stay_whole: bool,
         pinned: Mapping[str, State],
         loss_parallel: bool,
+        whole_prologue: bool = False,
     ) -> None:
         self.block_class: BlockClass = graph.class_by_name[class_name]
         self.boundary, self.degree = boundary, degree
         self.may_stay_whole, self.pinned, self.loss_parallel = may_stay_whole, pinned, loss_parallel
+        self.entries = entries(graph, class_name)
+        self.divides_sequence = boundary == "sequence" and not (whole_prologue and self.entries)
         self.follows = {atom.id: atom.follows for atom in graph.indices}
         self.sizes = graph.sizes(1, seq_len)
         self.forward = [operator for operator in self.block_class.operators if operator.phase == "forward"]
@@ -69,11 +75,12 @@ class Options:
         }
 
     def _summable(self) -> set[int]:
-        """Tensors that may hold a share of a sum: results of contractions, and of what is linear in them."""
+        """Tensors that may hold a share of a sum: results of contractions and lookups, and of what is linear in them."""
         found: set[int] = set()
         writers: dict[int, Operator] = {}
         for operator in self.forward:
             sums = bool(operator.model_flops) and any(dim.role == "summed" for dim in operator.local_dims)
+            sums = sums or operator.name == LOOKUP
             views = is_view(operator) and not found.isdisjoint(operator.reads[:1])
             if sums or views or any(shared <= found for shared in shares_of(operator, writers)):
                 found |= set(operator.writes) & self.learned
@@ -99,7 +106,7 @@ class Options:
                 continue
             if not self._is_outermost(dim):
                 continue
-            if self.follows[atom] == "sequence" and not (self.boundary == "sequence" and self._learns(operator)):
+            if self.follows[atom] == "sequence" and not (self.divides_sequence and self._learns(operator)):
                 continue
             names = self._composites(operator, dim) if dim.role == "whole" else [""]
             for name in names:
@@ -114,7 +121,7 @@ class Options:
     def _composites(self, operator: Operator, dim: LocalDim) -> list[str]:
         """Composites offered; an embedding reads a matrix, a loss does not."""
         is_loss = not any(self.is_matrix(read) for read in operator.reads)
-        if is_loss and not self.loss_parallel:
+        if not (self.loss_parallel if is_loss else operator.name == LOOKUP):
             return []
         return [item.name for item in dim.composites if item.name in CARRIED_OUT]
 
@@ -189,19 +196,22 @@ class Options:
             writer = self.writer.get(tensor)
 
     def boundary_state(self, tensor: int) -> State:
-        """Hidden states cross a boundary divided along the sequence, or whole; tables and token ids always whole."""
+        """Hidden states cross a boundary divided along the sequence, or whole; tables, masks and ids always whole."""
         found = self.block_class.tensor_by_id[tensor]
-        if self.boundary == "sequence" and self._is_hidden(tensor):
-            for dim, atoms in enumerate(found.dims):
-                for atom, number in enumerate(atoms):
-                    if self.follows[number] == "sequence":
-                        return State("S", dim, atom)
-        return WHOLE
+        spots = [
+            State("S", dim, atom)
+            for dim, atoms in enumerate(found.dims)
+            for atom, number in enumerate(atoms)
+            if self.follows[number] == "sequence"
+        ]
+        # What has two positions is a mask or a bias of pairs.
+        return spots[0] if self.boundary == "sequence" and len(spots) == 1 and self._is_hidden(tensor) else WHOLE
 
     def _is_hidden(self, tensor: int) -> bool:
-        """Whether it carries a gradient between blocks: a floating tensor that follows the batch."""
+        """Whether it carries a gradient between blocks: features in floating point that follow the batch."""
         found = self.block_class.tensor_by_id[tensor]
-        return found.dtype in ("compute", "float32", "float64") and any(self.follows[a] == "batch" for a in found.atoms)
+        follows = {self.follows[atom] for atom in found.atoms}
+        return found.dtype in ("compute", "float32", "float64") and {"batch", None} <= follows
 
 
 def _learned(block_class: BlockClass, forward: list[Operator]) -> set[int]:

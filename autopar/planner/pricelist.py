@@ -65,6 +65,7 @@ class PriceList:
                 is_end or bool(expert_atoms(self.graph.class_by_name[name])),  # a router may stay whole
                 pinned if is_end else None,
                 self.request.loss_parallel,
+                self.request.whole_prologue,
             )
             self._divisions[name, sp] = found
             left = [degree for degree in left if degree in found]

@@ -44,6 +44,8 @@ class Request:
     """Whose habits are priced (`cost_models.executors`)."""
     loss_parallel: bool = True
     """Whether the loss may see logits divided along the vocabulary; a dry run shows where its code does not accept them."""
+    whole_prologue: bool = False
+    """Whether sequences stay whole before the first block; a dry run shows where code there does not accept parts."""
 
     @classmethod
     def parse(cls, *, fixed: Mapping[str, Any], forbidden: Sequence[str], **values: Any) -> Request:

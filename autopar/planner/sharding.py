@@ -64,11 +64,12 @@ def divisions(
     may_stay_whole: bool = False,
     pinned: Pinned | None = None,
     loss_parallel: bool = True,
+    whole_prologue: bool = False,
 ) -> dict[int, Division]:
     """Degree -> the cheapest division of a class, for the degrees that have one.
 
     `pinned`: degree -> states that parameters have in another class (tied ones). `loss_parallel`: the loss may see logits
-    divided along the vocabulary.
+    divided along the vocabulary. `whole_prologue`: sequences are divided from the first block on, not before.
     """
     sizes = graph.sizes(1, seq_len)
     tensors = graph.class_by_name[class_name].tensors
@@ -79,10 +80,11 @@ def divisions(
         states = tuple(sorted((pinned or {}).get(degree, {}).items()))
         by_pattern.setdefault((pattern, states), []).append(degree)
     found: dict[int, Division] = {}
+    softened = (loss_parallel, whole_prologue)
     for (_, states), alike in by_pattern.items():
-        division = divide(graph, class_name, boundary, max(alike), seq_len, False, dict(states), loss_parallel)
+        division = divide(graph, class_name, boundary, max(alike), seq_len, False, dict(states), *softened)
         if division is None:
-            relaxed = divide(graph, class_name, boundary, max(alike), seq_len, True, dict(states), loss_parallel)
+            relaxed = divide(graph, class_name, boundary, max(alike), seq_len, True, dict(states), *softened)
             if relaxed is not None and (may_stay_whole or _mostly_divided(graph.class_by_name[class_name], relaxed)):
                 division = relaxed
         if division is not None:
@@ -99,11 +101,13 @@ def divide(
     may_stay_whole: bool = False,
     pinned: Mapping[str, State] | None = None,
     loss_parallel: bool = True,
+    whole_prologue: bool = False,
 ) -> Division | None:
     """The cheapest division of a class at one degree; None where there is none. `pinned`: states of tied parameters."""
-    return _Programme(
-        Options(graph, class_name, boundary, degree, seq_len, may_stay_whole, pinned or {}, loss_parallel)
-    ).division()
+    options = Options(
+        graph, class_name, boundary, degree, seq_len, may_stay_whole, pinned or {}, loss_parallel, whole_prologue
+    )
+    return _Programme(options).division()
 
 
 def _mostly_divided(block_class: BlockClass, division: Division) -> bool:
@@ -120,7 +124,7 @@ class _Programme:
     def __init__(self, options: Options) -> None:
         self.offered, self.options = options, options.of
         self.block_class, self.forward, self.writer = options.block_class, options.forward, options.writer
-        self.links = links(self.block_class, self.forward)
+        self.links = links(self.block_class, self.forward, options.entries)
 
     def division(self) -> Division | None:
         problem = pulp.LpProblem("division", pulp.LpMinimize)
@@ -271,7 +275,9 @@ class _Programme:
         full = self.block_class.tensor_by_id[self.links[number].tensor].bytes(self.offered.sizes, 2)
         part = (self.offered.degree - 1) / self.offered.degree * full / LINK_BYTES_PER_SECOND
         weight = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "identity": 0.0, "slice": 0.0}
-        return part * (weight[conversion.forward] + weight[conversion.backward]) + EPSILON_SECONDS
+        # Of equals, what happens last: code before the first block may read lengths off whole hidden states.
+        least = EPSILON_SECONDS / 2 if self.links[number].is_entry else EPSILON_SECONDS
+        return part * (weight[conversion.forward] + weight[conversion.backward]) + least
 
     # The answer.
 

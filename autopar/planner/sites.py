@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.documents.graph import BlockClass, Operator, Site
+from autopar.documents.graph import BlockClass, Graph, Operator, Site
 
 
 @dataclass(frozen=True)
@@ -16,12 +17,18 @@ class Link:
     readers: frozenset[int]
     leaves: bool = False
 
+    @property
+    def is_entry(self) -> bool:
+        """Whether it is where the next block takes the tensor in."""
+        return self.leaves and self.site.where == "input"
 
-def links(block_class: BlockClass, forward: list[Operator]) -> list[Link]:
+
+def links(block_class: BlockClass, forward: list[Operator], entries: Sequence[Site] = ()) -> list[Link]:
     """Every useful link, the widest first; of sites with equal readers the outermost stands for all.
 
     An input site serves the readers inside its module of a tensor made outside it; an output site serves the readers
-    outside its module of a tensor made inside it; an attention site serves the attention call.
+    outside its module of a tensor made inside it; an attention site serves the attention call; `entries` serve only what
+    the class hands on.
     """
     writer = {tensor: operator for operator in forward for tensor in operator.writes}
     found: dict[tuple[int, frozenset[int], bool], Link] = {}
@@ -34,7 +41,29 @@ def links(block_class: BlockClass, forward: list[Operator]) -> list[Link]:
         leaves = site.where == "output" and made_in is not None and site.tensor in block_class.outputs
         if readers or leaves:
             found.setdefault((site.tensor, readers, leaves), Link(site, site.tensor, readers, leaves))
-    return sorted(found.values(), key=lambda link: -len(link.readers))
+    ways = [Link(site, site.tensor, frozenset(), leaves=True) for site in entries]
+    return [*ways, *sorted(found.values(), key=lambda link: -len(link.readers))]
+
+
+def entries(graph: Graph, class_name: str) -> list[Site]:
+    """Where the first block of a chain takes in what its prologue hands on.
+
+    Code between an embedding and the first block may read the length of its sequences off the hidden states (for
+    positions, rotary tables, masks): converted only here, they are whole until then.
+    """
+    found = []
+    for chain in graph.chains:
+        if chain.prologue != class_name:
+            continue
+        block = graph.class_by_name[chain.block_class_of(0)]
+        outputs = graph.class_by_name[class_name].outputs
+        for taken, handed in zip(block.inputs[:1], outputs[:1], strict=False):
+            found += [
+                Site(module=chain.modules[0], where="input", argument=site.argument, tensor=handed)
+                for site in block.sites
+                if site.where == "input" and site.module == "" and site.tensor == taken
+            ]
+    return found
 
 
 def _serves(site: Site, reader: Operator, made_in: str | None) -> bool:

@@ -195,6 +195,8 @@ def _replace(shell: nn.Module, name: str, cut: Cut, found: Probe, device: torch.
 class Skip(nn.Module):
     """Stands for a block of another stage: hands the hidden state on."""
 
+    is_stood_in_for = True
+
     def __init__(self, result: Result, device: torch.device) -> None:
         super().__init__()
         self.result, self.device = result, device
