@@ -323,6 +323,8 @@ def _search_with_dry_run(graph: Graph, machine: Cluster, request: Request, model
             raise PlanMismatch(reason)
         if result.in_loss and request.loss_parallel:
             request = replace(request, loss_parallel=False)
+        elif found.options["sp"] and not request.whole_prologue:
+            request = replace(request, whole_prologue=True)
         else:
             refused[found.mesh.tp, bool(found.options["sp"])] = reason
 

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -98,9 +99,9 @@ def examine(family: Family) -> Row:
 def divided(family: Family, graph: Graph, degree: int) -> str:
     """The division at a degree: with sequences divided between blocks where the model's code takes it, else without."""
     tried: list[str] = []
-    for loss_parallel in (True, False):
-        prices, offered = _prices(graph, degree, loss_parallel)
-        for sp in sorted(offered, reverse=True):
+    for sp, loss_parallel, whole_prologue in product((True, False), (True, False), (False, True)):
+        prices, offered = _prices(graph, degree, loss_parallel, whole_prologue)
+        if sp in offered and (sp or not whole_prologue):
             model, c = SimpleNamespace(graph=graph, prices=prices), SimpleNamespace(tp=degree, sp=sp)
             if not loss_parallel and loss_is_parallel(model, c):
                 continue
@@ -108,15 +109,15 @@ def divided(family: Family, graph: Graph, degree: int) -> str:
             if result.passed:
                 return f"{_described(graph, prices, degree, sp)}; dry run passed{_patched(result)}"
             tried.append(_why(result.reason))
-        if not offered:
-            return "batch only: " + _undivided(graph, degree)
+    if not tried:
+        return "batch only: " + _undivided(graph, degree)
     return f"refused by the model's code: {tried[-1]}"
 
 
-def _prices(graph: Graph, degree: int, loss_parallel: bool) -> tuple[PriceList, tuple[bool, ...]]:
+def _prices(graph: Graph, degree: int, loss_parallel: bool, whole_prologue: bool) -> tuple[PriceList, tuple[bool, ...]]:
     cluster = load_cluster("h100x8")
     request = Request.parse(global_batch=8, seq_len=graph.captured.seq, fixed={"tp": degree}, forbidden=())
-    request = replace(request, loss_parallel=loss_parallel)
+    request = replace(request, loss_parallel=loss_parallel, whole_prologue=whole_prologue)
     prices = PriceList(graph, Topology(cluster), cluster.node_groups[0].chip, request)
     return prices, prices.degrees().get(degree, ())
 

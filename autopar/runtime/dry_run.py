@@ -172,9 +172,10 @@ def _patched(model: nn.Module, patches: tuple[Patch, ...], degree: int) -> Itera
     with ExitStack() as stack:
         for pattern, attribute in patches:
             for module in modules_of(model, pattern):
-                value = getattr(module, attribute)
-                stack.callback(setattr, module, attribute, value)
-                setattr(module, attribute, value // degree)
+                value = getattr(module, attribute, None)
+                if isinstance(value, int):  # blocks of one list need not all hold the same
+                    stack.callback(setattr, module, attribute, value)
+                    setattr(module, attribute, value // degree)
         yield
 
 

@@ -165,4 +165,6 @@ def _local_attributes(model: nn.Module, plan: Plan) -> None:
     for name in filter(None, names.split(",")):
         pattern, _, attribute = name.rpartition(".")
         for module in modules_of(model, pattern):
-            setattr(module, attribute, getattr(module, attribute) // plan.mesh.tp)
+            value = getattr(module, attribute, None)
+            if isinstance(value, int):
+                setattr(module, attribute, value // plan.mesh.tp)
