@@ -55,7 +55,7 @@ class Model:
         request: Request,
         cp: int = 1,
         ep: int = 1,
-        etp: int = 1,
+        etp: int = 0,
     ) -> None:
         self.graph, self.topology, self.chip, self.capacity, self.request = graph, topology, chip, capacity, request
         self.layers = layers_of(graph)

@@ -14,10 +14,13 @@ from hardware_profiles.topology import Topology
 
 
 class PriceList:
-    """Divisions and prices of a graph on a cluster, made when first asked for."""
+    """Divisions and prices of a graph on a cluster, made when first asked for.
+
+    `etp` 0: experts divide over tp as the rest of the block does.
+    """
 
     def __init__(
-        self, graph: Graph, topology: Topology, chip: Chip, request: Request, cp: int = 1, ep: int = 1, etp: int = 1
+        self, graph: Graph, topology: Topology, chip: Chip, request: Request, cp: int = 1, ep: int = 1, etp: int = 0
     ) -> None:
         self.cp, self.ep, self.etp = cp, ep, etp
         self.graph, self.topology, self.chip, self.request = graph, topology, chip, request
@@ -111,8 +114,8 @@ class PriceList:
                 cp=self.cp,
                 cp_group=self.topology.strided(self.cp, tp),
                 ep=self.ep,
-                ep_group=self.topology.strided(self.ep, self.etp),
-                etp=self.etp,
+                ep_group=self.topology.strided(self.ep, self.etp or tp),
+                etp=self.etp or tp,
             )
             self._prices[key] = price_block(
                 self.graph, class_name, self.division(class_name, tp, sp), setting, self.micro_batches

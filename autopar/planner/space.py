@@ -54,7 +54,7 @@ def configurations(
     Raises RequestError, with the arithmetic, when what is fixed leaves none.
     """
     found = [
-        Configuration(pp, tp, sp, dp, micro_batch, m, schedule, v, zero)
+        Configuration(pp, tp, sp, dp, micro_batch, m, schedule, v, zero, etp=tp)
         for pp, tp, dp in _degrees(request, devices, blocks, tuple(tp_degrees))
         for sp in tp_degrees[tp]
         if request.allows("sp", int(sp)) and not (sp and "sp" in request.forbidden)
