@@ -57,17 +57,17 @@ def across_nodes(folder: Path) -> Iterator[tuple[str, Group, str, float, float]]
         if row["nodes"] == "4" and row["device"].startswith("B200 P6") and float(row["shape_or_bytes"]) >= 2**20:
             size = float(row["shape_or_bytes"])
             seconds = size * 2 * 31 / 32 / float(row["value"]) / 1e9
-            yield "B200 on EFA, all_reduce", _nodes_of(32, 4, 900e9, "efa"), "all_reduce", size, seconds
+            yield "B200 on EFA, all_reduce", nodes_of(32, 4, 900e9, "efa"), "all_reduce", size, seconds
     for row in rows(folder, "simai_bw_ratio.csv"):
         ranks, nodes = int(row["ranks"]), int(row["nodes"])
         if nodes > 1 and row["op"].endswith("NIC-bound"):
             size = float(row["shape_or_bytes"])
             seconds = size * (ranks - 1) / ranks / (400e9 * float(row["value"]))
             what = f"H100-class, {'to 16' if nodes <= 16 else 'over 16'} nodes, all_gather"
-            yield what, _nodes_of(ranks, nodes, 450e9), "all_gather", size, seconds
+            yield what, nodes_of(ranks, nodes, 450e9, "roce"), "all_gather", size, seconds
 
 
-def _nodes_of(ranks: int, nodes: int, intra: float, kind: Any = "infiniband") -> Group:
+def nodes_of(ranks: int, nodes: int, intra: float, kind: Any = "infiniband") -> Group:
     """Nodes with 50 GB/s of network a device."""
     return Group(
         size=ranks,

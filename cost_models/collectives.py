@@ -83,21 +83,30 @@ def _measured(kind: str, group: Group, curves: Iterable[Curve]) -> Curve | None:
 def _correction(kind: Kind, size: Array, group: Group, chip: Chip) -> Array:
     """Measured over modelled time on the chip's own links: 1 where nothing like this group was measured.
 
-    Rank counts between measured ones take the geometric mean, weighted in log2(ranks); beyond them the nearest.
+    Rank counts between measured ones take the geometric mean, weighted in log2(ranks); beyond them the nearest. Where
+    the switch reduces it is another algorithm: it is corrected by its own kind first.
     """
+    reduced = kind == "all_reduce" and nccl.has_nvls(group, chip)
     curves = sorted(_chip_curves(kind, group, chip), key=lambda curve: curve.ranks)
+    alike = [c for c in curves if (kind == "all_reduce" and nccl.has_nvls(_of_ranks(group, c.ranks), chip)) == reduced]
+    curves = alike or curves
     if not curves:
         return np.ones_like(size)
     measured = np.log2([curve.ranks for curve in curves])
     ratios = []
     for curve in curves:
-        same = group.model_copy(update={"size": curve.ranks, "ranks_per_node": curve.ranks})
+        same = _of_ranks(group, curve.ranks)
         ratios.append(np.log(curve_seconds(curve, size) / _modelled(kind, size, same, chip)))
     where = float(np.clip(np.log2(group.size), measured[0], measured[-1]))
     upper = int(np.searchsorted(measured, where))
     lower = max(upper - 1, 0)
     weight = 1.0 if upper == lower else (where - measured[lower]) / (measured[upper] - measured[lower])
     return np.asarray(np.exp(ratios[lower] * (1 - weight) + ratios[upper] * weight), dtype=np.float64)
+
+
+def _of_ranks(group: Group, ranks: int) -> Group:
+    """A group of so many ranks of the same node."""
+    return group.model_copy(update={"size": ranks, "ranks_per_node": ranks})
 
 
 def _chip_curves(kind: Kind, group: Group, chip: Chip) -> list[Curve]:

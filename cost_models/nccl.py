@@ -4,6 +4,7 @@
 
     ring   hops (n - 1) per pass, of which (k - 1) between nodes; all_reduce takes two passes
            bus factor (n-1)/n per pass; bandwidth min(intra, g * NIC): g rings leave a node through its g ports
+           inside a node the ranks' own piece, S/n, is passed through once more (`OWN_PIECE`)
     tree   all_reduce: hops 2 ((g - 1) intra + log2(k) inter)
     NVLS   all_reduce inside one NVSwitch: the switch reduces, S crosses each port once up and once down
     NVLS tree, SHARP   the same across nodes, through the ports in a tree, or reduced by the network's switches
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -52,15 +53,20 @@ class Protocol:
 INSIDE = {
     "LL": Protocol(4.6, 0.8, 0.0, 4.8, 0.6, 0.0, 0.16, 0.08, 1.0),
     "LL128": Protocol(8.0, 1.1, 0.0, 8.0, 1.0, 0.0, 0.45, 0.22, 1.0),
-    "Simple": Protocol(12.0, 3.0, 0.0, 12.0, 3.0, 0.0, 0.78, 0.39, 1.0),
+    "Simple": Protocol(12.0, 3.0, 0.0, 12.0, 3.0, 0.0, 0.76, 0.39, 1.0),
 }
 """On one node: fitted to measured A100, H100 and B200 nodes."""
+INSIDE_MESH = INSIDE | {"Simple": replace(INSIDE["Simple"], intra_fraction=0.9)}
+"""Links without a switch: read off two V100 (VIA-Research/vTrain), and right within 6 % for 3, 4 and 6 to 8 of them."""
 ACROSS = {
     "LL": Protocol(6.6, 1.0, 2.7, 6.8, 0.6, 5.0, 0.16, 0.04, 0.5, 21e9),
     "LL128": Protocol(14.0, 1.9, 4.0, 14.0, 1.25, 8.5, 0.66, 0.22, 0.92),
     "Simple": Protocol(8.4, 3.4, 14.0, 8.4, 4.0, 14.0, 0.80, 0.27, 0.93),
 }
 """Over several nodes: NCCL's own figures for Hopper."""
+OWN_PIECE = 0.4
+"""What copying a rank's own piece costs against passing one on: two ranks reach 0.71-0.76 of the bus bandwidth of
+eight, four 0.91-0.95, alike on A100, H100 and B200, in all_gather, reduce_scatter and (with two passes) all_reduce."""
 NVLS_BASE_SECONDS = 28e-6
 NVLS_FRACTION = 0.57
 """Full buffer per second over the port's bandwidth: 0.58-0.60 on H100 and H200, 0.52-0.53 on B200, 5 to 8 ranks."""
@@ -88,7 +94,8 @@ def all_to_all_seconds(bytes_: Array, group: Group) -> Array:
     Latencies across nodes are those measured on H100 (37 us on 2 nodes to 98 us on 16).
     """
     n, g, k = group.size, group.ranks_per_node, group.nodes
-    inside = bytes_ * ((g - 1) / n) / (intra_bandwidth(group) * 0.72) if g > 1 else 0.0 * bytes_
+    own = OWN_PIECE if k == 1 else 0.0
+    inside = bytes_ * ((g - 1 + own) / n) / (intra_bandwidth(group) * 0.72) if g > 1 else 0.0 * bytes_
     if k == 1:
         scale = _intra_scale(group)
         small = (7e-6 + 0.3e-6 * n) * scale + bytes_ * ((n - 1) / n) / (intra_bandwidth(group) * 0.16)
@@ -99,16 +106,15 @@ def all_to_all_seconds(bytes_: Array, group: Group) -> Array:
 
 
 def send_seconds(bytes_: Array, group: Group) -> Array:
-    """One device to one other, alone on its port or with its share of the NICs."""
+    """One device to one other, alone on its port or with its share of the NICs.
+
+    Inside a node: fitted to send_recv on a DGX H100 (microsoft/vidur), 2 KB to 64 MB.
+    """
     if group.nodes > 1:
         latency = 8e-6 + 14e-6 * group.inter_latency_seconds / REFERENCE_INTER_SECONDS
         return np.asarray(latency + bytes_ / (group.inter_bytes_per_second * 0.9), dtype=np.float64)
-    scale = _intra_scale(group)
-    bandwidth = intra_bandwidth(group)
-    return np.asarray(
-        np.minimum(7e-6 * scale + bytes_ / (0.12 * bandwidth), 16e-6 * scale + bytes_ / (0.78 * bandwidth)),
-        dtype=np.float64,
-    )
+    seconds = 8e-6 * _intra_scale(group) + bytes_ / (0.8 * intra_bandwidth(group))
+    return np.asarray(seconds, dtype=np.float64)
 
 
 def intra_bandwidth(group: Group) -> float:
@@ -118,10 +124,13 @@ def intra_bandwidth(group: Group) -> float:
 
 
 def _protocols(group: Group) -> list[Protocol]:
-    """LL128 needs 128-byte stores that arrive whole: over NVLink, and over networks that keep the order."""
+    """LL128 needs 128-byte stores that arrive whole: over NVLink, and over networks that keep the order.
+
+    RoCE fabrics spread packets over paths: the measured ramps of H100-class nodes on one (aliyun/SimAI) are Simple's.
+    """
     inside = group.ranks_per_node == 1 or group.intra_kind in ("nvswitch", "nvlink_mesh", "xgmi")
-    across = group.nodes == 1 or group.inter_kind in ("infiniband", "roce", "omnipath")
-    table = INSIDE if group.nodes == 1 else ACROSS
+    across = group.nodes == 1 or group.inter_kind in ("infiniband", "omnipath")
+    table = ACROSS if group.nodes > 1 else INSIDE_MESH if group.intra_kind == "nvlink_mesh" else INSIDE
     return [protocol for name, protocol in table.items() if (inside and across) or name != "LL128"]
 
 
@@ -132,14 +141,15 @@ def _ring(bytes_: Array, group: Group, passes: int, protocol: Protocol) -> Array
     latency = protocol.base + intra_hops * protocol.intra_hop * _intra_scale(group)
     latency += inter_hops * protocol.inter_hop * _inter_scale(group)
     bandwidth = intra_bandwidth(group) * protocol.intra_fraction if g > 1 else math.inf
+    own = OWN_PIECE if k == 1 and group.intra_kind != "nvlink_mesh" else 0.0
     if k > 1:
         bandwidth = min(bandwidth, _ports(group, protocol))
-    return np.asarray(latency * 1e-6 + bytes_ * (passes * (n - 1) / n / bandwidth), dtype=np.float64)
+    return np.asarray(latency * 1e-6 + bytes_ * ((passes * (n - 1) + own) / n / bandwidth), dtype=np.float64)
 
 
 def _all_reduces(bytes_: Array, group: Group, chip: Chip) -> Iterator[Array]:
     k, g = group.nodes, group.ranks_per_node
-    nvls = group.intra_kind == "nvswitch" and "fp8" in chip.teraflops and g >= NVLS_FEWEST_RANKS
+    nvls = has_nvls(group, chip)
     yield ring_seconds(bytes_, group, passes=2)
     for protocol in _protocols(group):
         yield _tree(bytes_, group, protocol)
@@ -152,6 +162,11 @@ def _all_reduces(bytes_: Array, group: Group, chip: Chip) -> Iterator[Array]:
     if group.in_network_reduction and k > 1:
         ports = g * group.inter_bytes_per_second * SHARP_FRACTION
         yield across + bytes_ / min(ports, intra_bandwidth(group) * NVLS_FRACTION if g > 1 else ports)
+
+
+def has_nvls(group: Group, chip: Chip) -> bool:
+    """Whether the switch reduces: NVSwitch of Hopper and later, and enough ranks of a node for it to be chosen."""
+    return group.intra_kind == "nvswitch" and "fp8" in chip.teraflops and group.ranks_per_node >= NVLS_FEWEST_RANKS
 
 
 def _tree(bytes_: Array, group: Group, protocol: Protocol) -> Array:
