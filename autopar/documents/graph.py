@@ -36,6 +36,8 @@ class Atom(Schema):
     name: str
     follows: Literal["batch", "sequence", "tokens"] | None = None
     """The workload size this atom is proportional to (tokens: batch times sequence); None: fixed by the model."""
+    plus: int = 0
+    """What is added to the proportional part: 1 for keys with a learned sink beside the sequence, -1 for shifted labels."""
 
 
 class Term(Schema):
@@ -333,7 +335,9 @@ class Graph(Document):
         for sizes in (now, then):
             sizes["tokens"] = sizes["batch"] * sizes["sequence"]
         return {
-            atom.id: atom.size if atom.follows is None else atom.size * now[atom.follows] // then[atom.follows]
+            atom.id: atom.size
+            if atom.follows is None
+            else (atom.size - atom.plus) * now[atom.follows] // then[atom.follows] + atom.plus
             for atom in self.indices
         }
 

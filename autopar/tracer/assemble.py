@@ -30,7 +30,7 @@ def assemble(
     spec: str,
 ) -> Graph:
     """The Graph of a model from its recording at ``sizes[0]`` = (batch, seq); `second` was recorded at ``sizes[1]``."""
-    (batch, seq), (other_batch, other_seq) = sizes
+    (batch, seq), (_, other_seq) = sizes
     used = [blocks for blocks in lists if any(call.module in blocks.modules for call in first.recording.calls)]
     divided = partition(first.recording, used)
     names = _names(model)
@@ -41,7 +41,7 @@ def assemble(
     if not lists:
         message = "no ModuleList of equal blocks was found, so there is nothing to cut a pipeline at"
         notes.append(Note(kind="other", where="model", message=message))
-    notes += name_followers(whole.table, first, second, other_batch / batch, other_seq / seq, min(seq, other_seq))
+    notes += name_followers(whole.table, first, second, sizes)
     if other_seq == seq:
         message = f"takes sequences of {seq} only: what follows the sequence length is not known"
         notes.append(Note(kind="unrolls_sequence", where="model", message=message))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import SequenceMatcher
+from fractions import Fraction
 from typing import Literal
 
 from autopar.documents.graph import Atom, Composite, LocalDim, Note, Position, Term
@@ -75,9 +76,9 @@ class AtomTable:
             self.atoms[node] = Atom(id=number, size=node.size, name=f"i{number}")
         return self.atoms[node].id
 
-    def mark(self, node: Node, follows: Follows) -> None:
-        """Say which workload size an atom is proportional to."""
-        self.atoms[node] = self.atoms[node].model_copy(update={"follows": follows, "name": follows})
+    def mark(self, node: Node, follows: Follows, plus: int) -> None:
+        """Say which workload size an atom is proportional to, and what is added to it."""
+        self.atoms[node] = self.atoms[node].model_copy(update={"follows": follows, "name": follows, "plus": plus})
 
     def ids(self, nodes: list[Node]) -> tuple[int, ...]:
         """Atom ids of leaves."""
@@ -85,14 +86,15 @@ class AtomTable:
 
 
 def name_followers(
-    table: AtomTable, first: Analysis, second: Analysis, batch: float, sequence: float, tokens: int
+    table: AtomTable, first: Analysis, second: Analysis, sizes: tuple[tuple[int, int], tuple[int, int]]
 ) -> list[Note]:
     """Mark atoms whose size changes in proportion to the batch, the sequence or both; notes for what does not fit.
 
-    `second` was recorded at `batch` times the batch and `sequence` times the sequence; `tokens` is the smaller sequence
-    length. A size such as seq - 1 (shifted labels) counts as following.
+    The recordings were made at `sizes` = (batch, sequence) each. A size such as seq - 1 (shifted labels) counts as following.
     """
-    ratios: dict[Follows, float] = {"batch": batch, "sequence": sequence, "tokens": batch * sequence}
+    (batch, seq), (other_batch, other_seq) = sizes
+    ratios: dict[Follows, float] = {"batch": other_batch / batch, "sequence": other_seq / seq}
+    ratios["tokens"] = ratios["batch"] * ratios["sequence"]
     odd: set[int] = set()
     pairs, unmatched = _counterparts(first, second)
     for tensor, twin in pairs.items():
@@ -100,11 +102,12 @@ def name_followers(
             for node, later in zip(one, other, strict=False):
                 if later.size == node.size or len(one) != len(other) or node not in table.atoms:
                     continue
-                follows = _follows(later.size / node.size, ratios, 2 / tokens)
+                follows = _follows(later.size / node.size, ratios, 2 / min(seq, other_seq))
                 if follows is None:
                     odd.add(node.size)
                 else:
-                    table.mark(node, follows)
+                    plus = _constant((seq, node.size), (other_seq, later.size)) if follows == "sequence" else 0
+                    table.mark(node, follows, plus)
     return _length_notes(odd, unmatched)
 
 
@@ -142,6 +145,13 @@ def _follows(ratio: float, ratios: dict[Follows, float], tolerance: float) -> Fo
     near = {name: abs(ratio / expected - 1) for name, expected in ratios.items()}
     best = min(near, key=lambda name: near[name])
     return best if near[best] <= tolerance else None
+
+
+def _constant(one: tuple[int, int], other: tuple[int, int]) -> int:
+    """What is added to a multiple of the sequence, from two (sequence, size)."""
+    multiple = Fraction(one[1] - other[1], one[0] - other[0]) if one[0] != other[0] else Fraction(0)
+    plus = one[1] - multiple * one[0]
+    return int(plus) if multiple and plus.denominator == 1 else 0
 
 
 def local_dims(found: Analysis, number: int, ids: Mapping[int, int]) -> tuple[LocalDim, ...]:

@@ -29,10 +29,11 @@ def attention(
 
 @attention.register_fake
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> Any:
-    batch, heads, s, _ = q.shape
-    # o lies in memory as (batch, s, heads, d): the projection after it then reads the same storage.
-    o = q.new_empty(batch, s, heads, v.shape[-1]).transpose(1, 2)
-    return o, q.new_empty((batch, heads, s), dtype=torch.float32)
+    # o lies in memory as q does, as flash and cuDNN kernels allocate it: where q is laid out as (batch, s, heads, d), the
+    # projection after it reads the same storage; where the heads come first, it reads a copy.
+    shape, order = (*q.shape[:3], v.shape[-1]), sorted(range(4), key=q.stride, reverse=True)
+    o = q.new_empty([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(4)])
+    return o, q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 @torch.library.custom_op("autopar::attention_backward", mutates_args=())
