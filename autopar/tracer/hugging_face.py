@@ -20,13 +20,22 @@ LAYER_KEYS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 
 
 def open_cached(spec: str, seq_len: int | None) -> Source:
-    """``hf:org/name`` from the local cache only."""
+    """``hf:org/name`` from the local cache only; its place is HF_HUB_CACHE or HF_HOME. Raises CaptureError."""
     name = spec.removeprefix("hf:")
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ImportError:
+        raise CaptureError(f"{spec}: needs the transformers library: pip install 'autopar[hf]'") from None
     home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    found = sorted(home.glob(f"hub/models--{name.replace('/', '--')}/snapshots/*/config.json"))
-    if not found:
-        raise CaptureError(f"{spec}: not in the local cache {home}; download its config.json and give that file")
-    return open_config(found[-1], seq_len)
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    try:
+        found = try_to_load_from_cache(name, "config.json", cache_dir=cache)
+    except HFValidationError:
+        raise CaptureError(f"{spec}: not a name; give hf:organisation/model") from None
+    if not isinstance(found, str):
+        raise CaptureError(f"{spec}: not in the local cache {cache}; download its config.json and give that file")
+    return open_config(Path(found), seq_len)
 
 
 def open_config(path: Path, seq_len: int | None) -> Source:

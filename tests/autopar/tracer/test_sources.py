@@ -101,6 +101,7 @@ def test_a_mistake_in_config_json_is_told(name, tmp_path):
         ("just_a_word", "model.py"),
         ("torch.nn:Linearr", "did you mean 'Linear'"),
         ("hf:nobody/nothing", "local cache"),
+        ("hf:a/b/c", "not a name"),
     ],
 )
 def test_a_spec_that_names_nothing_is_told(spec, expected):
@@ -202,3 +203,27 @@ def test_the_training_dtype_is_called_compute(dtype, name):
 def test_an_unknown_dtype_is_told():
     with pytest.raises(CaptureError, match=r"bf17.*did you mean 'bf16'"):
         capture("examples/tiny_llama.py", dtype="bf17")
+
+
+@pytest.mark.parametrize("variable", ["HF_HOME", "HF_HUB_CACHE"])
+def test_a_name_is_read_from_the_local_cache(variable, tmp_path, monkeypatch):
+    """Laid out as huggingface_hub documents its cache: refs/main names the snapshot."""
+    pytest.importorskip("transformers")
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    hub = tmp_path / "hub" if variable == "HF_HOME" else tmp_path
+    kept = hub / "models--own--tiny"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("b" * 40)
+    for commit, layers in (("c" * 40, 7), ("b" * 40, 3)):
+        (kept / "snapshots" / commit).mkdir(parents=True)
+        config = {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "n_layer": layers,
+            "n_embd": 32,
+            "n_head": 4,
+        }
+        (kept / "snapshots" / commit / "config.json").write_text(json.dumps(config))
+    graph = capture("hf:own/tiny", seq_len=16)
+    assert [chain.count for chain in graph.chains] == [3]
