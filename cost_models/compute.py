@@ -71,6 +71,7 @@ def gemm_seconds(
     layout: Layout = "forward",
     batch: ArrayLike = 1,
     grouped: bool = False,
+    bytes_: ArrayLike | None = None,
 ) -> Seconds:
     """Seconds of `batch` products [m, k] x [k, n].
 
@@ -83,6 +84,7 @@ def gemm_seconds(
         layout: forward (TN), dgrad (NN) or wgrad (NT, accumulating in fp32): which measured table applies.
         batch: independent products in one kernel.
         grouped: one kernel over groups of unequal rows (experts): the chip's own table, if it has one.
+        bytes_: moved through memory, where factors overlap there (a convolution's patches); None: each factor once.
 
     """
     m, n, k, batch = (np.asarray(value, dtype=np.float64) for value in (m, n, k, batch))
@@ -99,8 +101,8 @@ def gemm_seconds(
             (m * width % ALIGNMENT_BYTES != 0) | (n * width % ALIGNMENT_BYTES != 0) | (k * width % ALIGNMENT_BYTES != 0)
         )
         rate = np.where((batch > 1) & odd, np.minimum(rate, chip.peak_flops(dtype) * MISALIGNED), rate)
-    bytes_ = batch * width * (m * k + k * n + m * n)
-    return _roofline(chip, flops, rate, bytes_)
+    moved = batch * width * (m * k + k * n + m * n) if bytes_ is None else np.asarray(bytes_, dtype=np.float64)
+    return _roofline(chip, flops, rate, moved)
 
 
 def attention_seconds(

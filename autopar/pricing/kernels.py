@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from autopar.documents.graph import RecomputeOption
-from autopar.pricing.division import divided_atom
 from autopar.pricing.local import Local
-from autopar.pricing.work import Amount, Work
+from autopar.pricing.work import Amount, Product, Work, product
 from cost_models.compute import (
     ATTENTION_KERNEL,
     HOST_FACTOR,
@@ -71,13 +70,20 @@ class Kernels(Local):
                 work.flops * share * self.setting.cp,  # own queries meet every rank's keys
                 work.bytes * share,
                 phase=work.operator.phase,
-                seq=self.setting.seq_len // self.setting.cp,
+                seq=self._positions(work),
                 head_dim=int(attributes["head_dim"]),
                 causal=bool(attributes["causal"]),
                 dtype=self.setting.activations,
                 kernel=self.executor.attention_kernel or ATTENTION_KERNEL[self.setting.kernels],
             )
         return pointwise_seconds(chip, self._moved(work), work.kind)
+
+    def _positions(self, work: Work) -> Amount:
+        """Positions that an attention call works on: of queries or of keys, whichever are fewer."""
+        query = 0 if work.operator.phase == "forward" else 1
+        pair = (self.block_class.tensor_by_id[read].dims[2] for read in work.operator.reads[query : query + 2])
+        queries, keys = (product([self.sizes[atom] for atom in atoms]) for atoms in pair)
+        return np.minimum(queries, keys)
 
     def _leader(self, group: list[Work]) -> int:
         """The first operator of the whole fused group that `group` is (a part of)."""
@@ -89,22 +95,29 @@ class Kernels(Local):
         raise KeyError(ids)
 
     def _matmul(self, work: Work) -> Amount:
+        return sum((self._product(work, each) for each in work.products), 0.0)
+
+    def _product(self, work: Work, one: Product) -> Amount:
         atom = self.divided.get(work.operator.id)
         letters: dict[str, Amount] = {"m": 1.0, "n": 1.0, "k": 1.0, "b": 1.0}
         pending = atom is not None
-        for dim, size, letter in work.dims:
-            if pending and divided_atom(self.block_class, dim) == atom:
+        for own, size, letter in one.dims:
+            if pending and own == atom:
                 size, pending = size / self.setting.degree, False
             letters[letter] = letters[letter] * size
         m, n, k, b = (letters[letter] for letter in "mnkb")
+        chip = self.setting.chip
+        if work.is_convolution:
+            moved = self._moved(work) / len(work.products)
+            return gemm_seconds(chip, m, n, k, self.setting.activations, one.layout, b, bytes_=moved)
         grouped = "grouped" in work.operator.name
         if grouped:
-            m, n, k, b = self._by_expert(m, n, k, work.layout == "wgrad", atom is not None)
+            m, n, k, b = self._by_expert(m, n, k, one.layout == "wgrad", atom is not None)
         narrow = work.is_linear and not self.is_end
         dtype = self.setting.dtype if narrow else self.setting.activations
-        seconds = gemm_seconds(self.setting.chip, m, n, k, dtype, work.layout, b, grouped)
-        if dtype != self.setting.activations and work.layout != "wgrad":
-            seconds = seconds + self._cast_seconds(work, m * b if grouped else m, n, k)
+        seconds = gemm_seconds(chip, m, n, k, dtype, one.layout, b, grouped)
+        if dtype != self.setting.activations and one.layout != "wgrad":
+            seconds = seconds + self._cast_seconds(one, m * b if grouped else m, n, k)
         return seconds
 
     def _by_expert(
@@ -120,9 +133,9 @@ class Kernels(Local):
             return m, n * widen, np.maximum(k / count / widen, 1.0), count
         return np.maximum(m / count / widen, 1.0), n * widen, k, count
 
-    def _cast_seconds(self, work: Work, m: Amount, n: Amount, k: Amount) -> Amount:
+    def _cast_seconds(self, one: Product, m: Amount, n: Amount, k: Amount) -> Amount:
         """To fp8: rows that enter a product are read in two bytes, and written in one as they are and transposed."""
-        rows = m * k if work.layout == "forward" else np.minimum(m * k, m * n)
+        rows = m * k if one.layout == "forward" else np.minimum(m * k, m * n)
         return pointwise_seconds(self.setting.chip, 4.0 * rows * self.executor.cast_share, "copy")
 
     def _launching(self, kernels: Sequence[Sequence[Work]]) -> float:

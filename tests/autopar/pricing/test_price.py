@@ -137,8 +137,9 @@ def test_the_shape_of_every_matmul_multiplies_to_its_flops(graph, experts):
             work = work_of(block_class, operator, sizes, 2)
             if work.kind == "matmul":
                 matmuls += 1
-                assert 2 * prod(size for _, size, _ in work.dims) == pytest.approx(work.flops)
-                assert {"m", "n", "k"} <= {letter for _, _, letter in work.dims}
+                (product,) = work.products
+                assert 2 * prod(size for _, size, _ in product.dims) == pytest.approx(work.flops)
+                assert {"m", "n", "k"} <= {letter for _, _, letter in product.dims}
     assert matmuls >= 2
 
 
