@@ -66,7 +66,7 @@ def plan(
     graph = model if isinstance(model, Graph) else capture(model, seq_len=seq_len, dtype=dtype)
     request = Request.parse(
         global_batch=global_batch,
-        seq_len=seq_len or graph.captured.seq,
+        seq_len=graph.length(seq_len),
         dtype=dtype,
         optimizer=optimizer,
         kernels=kernels,

@@ -7,6 +7,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
@@ -18,14 +19,14 @@ BATCH = 3
 
 
 @cache
-def captured(family: str, seq: int = SEQ) -> Graph:
-    """A family's small configuration, captured in fp32."""
+def captured(family: str, seq: int = SEQ, **changes: Any) -> Graph:
+    """A family's small configuration, with some values changed, captured in fp32."""
     with TemporaryDirectory() as folder:
-        return capture(_written(folder, family), seq_len=seq, dtype="fp32")
+        return capture(_written(folder, family, **changes), seq_len=seq, dtype="fp32")
 
 
-def _written(folder: str, family: str) -> str:
-    (Path(folder) / "config.json").write_text(json.dumps(SMALL[family]))
+def _written(folder: str, family: str, **changes: Any) -> str:
+    (Path(folder) / "config.json").write_text(json.dumps(SMALL[family] | changes))
     return folder
 
 

@@ -24,10 +24,11 @@ def _capture(options: argparse.Namespace) -> None:
     if options.json:
         print(graph.to_json())
         return
-    chains = ", ".join(f"{chain.count} blocks in {chain.name}" for chain in graph.chains)
+    chains = ", ".join(f"{chain.count} blocks in {chain.name or 'the model itself'}" for chain in graph.chains)
     flops = graph.flops("model", 1, graph.captured.seq)
     print(f"{graph.model.spec}: {graph.model.parameters:,} parameters, {chains or 'no repeated blocks'}")
-    print(f"one sequence of {graph.captured.seq} tokens: {flops / 1e12:.4g} TFLOP forward and backward")
+    one = f"sequence of {graph.captured.seq} tokens" if graph.captured.seq > 1 else "sample"
+    print(f"one {one}: {flops / 1e12:.4g} TFLOP forward and backward")
     for note in graph.notes:
         print(f"note: {note.where}: {note.message}")
     print(f"wrote {options.output}")

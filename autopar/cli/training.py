@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace) -> None:
             initialise=options.initialise,
             metrics=options.metrics,
             timeout_seconds=options.timeout,
-            report=RunProgress(options.steps),
+            report=RunProgress(options.steps, plan.workload.unit),
         )
     if os.environ.get("RANK", "0") != "0":
         return  # of torchrun's ranks the first speaks for all

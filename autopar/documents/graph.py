@@ -328,6 +328,10 @@ class Graph(Document):
                 counts[run.block_class] = counts.get(run.block_class, 0) + run.count
         return counts
 
+    def length(self, asked: int | None) -> int:
+        """Tokens of a sequence where `asked` may be given; 1 for a model whose sizes follow no sequence."""
+        return (asked or self.captured.seq) if self.captured.seq > 1 else 1
+
     def sizes(self, micro_batch: int | None = None, seq: int | None = None) -> dict[int, int]:
         """Atom sizes at a micro-batch (sequences) and sequence length (tokens); default: as captured."""
         now = {"batch": micro_batch or self.captured.batch, "sequence": seq or self.captured.seq}

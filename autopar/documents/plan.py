@@ -36,13 +36,23 @@ class ClusterRef(Schema):
 
 
 class Workload(Schema):
-    """What a step trains: `global_batch` sequences of `seq_len` tokens."""
+    """What a step trains: `global_batch` sequences of `seq_len` tokens, or samples of a model without sequences (1)."""
 
     global_batch: Count
     seq_len: Count
     dtype: str = "bf16"
     optimizer: str = "adamw"
     kernels: Literal["eager", "compiled", "fused"] = "eager"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step, or its samples."""
+        return self.global_batch * self.seq_len
+
+    @property
+    def unit(self) -> str:
+        """What `tokens` counts."""
+        return "tokens" if self.seq_len > 1 else "samples"
 
 
 class Mesh(Schema):

@@ -49,14 +49,15 @@ def summary(plan: Plan) -> str:
     """One screen: the plan, its figures, the nearest alternatives, the certificate."""
     p, devices = plan.predicted, plan.mesh.devices
     w = plan.workload
+    length = f" seq_len={w.seq_len}" if w.unit == "tokens" else ""
     lines = [
-        f"{plan.model.spec} ({plan.model.parameters / 1e9:.2f}B parameters) on {devices} devices of {plan.cluster.name}",
-        f"workload  global_batch={w.global_batch} seq_len={w.seq_len} dtype={w.dtype} optimizer={w.optimizer} "
+        f"{plan.model.spec} ({_count(plan.model.parameters)} parameters) on {devices} devices of {plan.cluster.name}",
+        f"workload  global_batch={w.global_batch}{length} dtype={w.dtype} optimizer={w.optimizer} "
         f"kernels={w.kernels} memory_margin={float(plan.options.get('memory_margin', 0)):.0%} objective=time"
         + "".join(f" {key}={plan.options[key]}" for key in ("fixed", "forbidden") if plan.options.get(key)),
         f"plan      {one_line(plan)}",
         f"step      {seconds(p.step_seconds)}  (80 % interval {seconds(p.step_seconds_low)} to {seconds(p.step_seconds_high)})",
-        f"rate      {p.tokens_per_second / devices:,.0f} tokens/s/device, {p.tokens_per_second:,.0f} tokens/s",
+        f"rate      {p.tokens_per_second / devices:,.0f} {w.unit}/s/device, {p.tokens_per_second:,.0f} {w.unit}/s",
         f"MFU       {p.mfu:.1%} (full attention counted, recompute not)",
         *_memory_lines(plan),
         f"parts     {_parts(p.seconds_by_part, p.step_seconds)}",
@@ -99,6 +100,12 @@ def compare_plans(plan: Plan, other: Plan) -> str:
 def seconds(value: float) -> str:
     """``12.3 s`` or ``45.6 ms``."""
     return f"{value:.3f} s" if value >= 1 else f"{value * 1e3:.2f} ms"
+
+
+def _count(value: int) -> str:
+    """``8.03B``, ``25.56M``, ``1.20K``."""
+    size, letter = next(((size, letter) for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")) if value >= size), (1, ""))
+    return f"{value / size:.2f}{letter}" if letter else str(value)
 
 
 def _memory_lines(plan: Plan) -> list[str]:

@@ -83,7 +83,9 @@ def _places(model: Model) -> Iterator[tuple[str, str]]:
 
 def _blocks(chain: Chain) -> Iterator[tuple[str, str]]:
     if len({run.block_class for run in chain.runs}) == 1:
-        yield (f"{chain.name}.*." if chain.name else ""), chain.runs[0].block_class
+        # A model without blocks is one block without a name; one that is itself a container has blocks "0", "1", ...
+        blocks = f"{chain.name}.*.".removeprefix(".")
+        yield blocks if chain.modules != ("",) else "", chain.runs[0].block_class
         return
     for number, module in enumerate(chain.modules):
         yield f"{module}.", chain.block_class_of(number)

@@ -22,7 +22,7 @@ def comparison(plan: Plan, lines: RunLines) -> str:
             f"these lines are of a run by plan {lines.header['plan_hash']}, not of {plan.hash}: give the plan that was run"
         )
     predicted, measured = plan.predicted, lines.step_seconds
-    tokens = plan.workload.global_batch * plan.workload.seq_len
+    tokens = plan.workload.tokens
     inside = predicted.step_seconds_low <= measured <= predicted.step_seconds_high
     rows = [
         f"{plan.model.spec} on {lines.header['world']} ranks, {len(lines.settled)} steps after the warm-up (medians)",
@@ -34,7 +34,7 @@ def comparison(plan: Plan, lines: RunLines) -> str:
         if seconds is not None:
             expected = sum(predicted.seconds_by_part.get(name, 0.0) for name in names)
             rows.append(_row(f"  {part}, ms", expected * 1e3, seconds * 1e3))
-    rows.append(_row("tokens/s", tokens / predicted.step_seconds, tokens / measured))
+    rows.append(_row(f"{plan.workload.unit}/s", tokens / predicted.step_seconds, tokens / measured))
     rows.append(_row("peak memory, GiB", max(predicted.peak_bytes) / GIB, max(lines.peak_bytes) / GIB))
     low, high = predicted.step_seconds_low * 1e3, predicted.step_seconds_high * 1e3
     rows.append(

@@ -15,8 +15,8 @@ SECONDS_BETWEEN_LINES = 5.0
 class RunProgress:
     """Called with every line of a run on rank 0."""
 
-    def __init__(self, steps: int, console: Console | None = None) -> None:
-        self.steps, self.console = steps, console or Console(stderr=True, highlight=False)
+    def __init__(self, steps: int, unit: str = "tokens", console: Console | None = None) -> None:
+        self.steps, self.unit, self.console = steps, unit, console or Console(stderr=True, highlight=False)
         self.bar: Progress | None = None
         self.said = 0.0
         self.warned = False
@@ -30,9 +30,7 @@ class RunProgress:
             self.warned = True
             self.console.print(f"the loss of step {line['step']} is {line['loss']}: what follows learns nothing")
         if self.bar is not None:
-            about = (
-                f"loss {line['loss']:.4f}  {line['seconds'] * 1e3:,.1f} ms  {line['tokens_per_second']:,.0f} tokens/s"
-            )
+            about = f"loss {line['loss']:.4f}  {line['seconds'] * 1e3:,.1f} ms  {line['tokens_per_second']:,.0f} {self.unit}/s"
             self.bar.update(self.bar.task_ids[0], completed=line["step"], description=about, refresh=True)
             if line["step"] >= self.steps:
                 self.bar.stop()
@@ -40,7 +38,7 @@ class RunProgress:
             self.said = time.monotonic()
             self.console.print(
                 f"step {line['step']}/{self.steps}  loss {line['loss']:.4f}  {line['seconds'] * 1e3:,.1f} ms  "
-                f"{line['tokens_per_second']:,.0f} tokens/s"
+                f"{line['tokens_per_second']:,.0f} {self.unit}/s"
             )
 
     def _open(self, header: dict[str, Any]) -> None:

@@ -11,8 +11,10 @@ from hardware_profiles.chip import GIB
 
 def timeline_summary(plan: Plan, line: Timeline) -> str:
     """Step time, its parts and the peak of every pp rank, on one screen."""
-    tokens = plan.workload.global_batch * plan.workload.seq_len
-    rows = [f"step {line.step_seconds:.4g} s, {tokens / line.step_seconds / plan.mesh.devices:,.0f} tokens/s/device"]
+    tokens = plan.workload.tokens
+    rows = [
+        f"step {line.step_seconds:.4g} s, {tokens / line.step_seconds / plan.mesh.devices:,.0f} {plan.workload.unit}/s/device"
+    ]
     for name, seconds in line.seconds_by_part.items():
         if seconds > 0:
             rows.append(f"  {name:<10} {seconds:>10.4g} s {seconds / line.step_seconds:>7.1%}")
@@ -31,12 +33,12 @@ def run_summary(plan: Plan, lines: RunLines) -> str:
         return "no step was left to train"
     first, last = lines.steps[0], lines.steps[-1]
     measured, predicted = lines.step_seconds, plan.predicted.step_seconds
-    tokens = plan.workload.global_batch * plan.workload.seq_len
+    tokens = plan.workload.tokens
     return "\n".join(
         (
             f"loss {first['loss']:.4f} at step {first['step']}, {last['loss']:.4f} at step {last['step']}",
             f"step {measured * 1e3:,.4g} ms measured (median), {predicted * 1e3:,.4g} ms predicted "
-            f"({predicted / measured - 1:+.1%}); {tokens / measured:,.0f} tokens/s",
+            f"({predicted / measured - 1:+.1%}); {tokens / measured:,.0f} {plan.workload.unit}/s",
             f"peak memory {max(lines.peak_bytes) / GIB:.3g} GiB measured, {max(plan.predicted.peak_bytes) / GIB:.3g} predicted",
         )
     )

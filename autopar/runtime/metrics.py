@@ -51,7 +51,7 @@ def step_line(
     else:
         every = [own]
     table = torch.stack(every).cpu()
-    tokens = plan.workload.global_batch * plan.workload.seq_len
+    tokens = plan.workload.tokens
     return {
         "step": number,
         "loss": loss,

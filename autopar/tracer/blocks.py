@@ -75,7 +75,7 @@ def find_block_lists(model: nn.Module) -> list[BlockList]:
     """Containers of blocks, outermost only, in the order in which the model holds them."""
     found: list[BlockList] = []
     for name, module in model.named_modules():
-        inside = any(name.startswith(f"{known.name}.") for known in found)
+        inside = any(not known.name or name.startswith(f"{known.name}.") for known in found)
         if not inside and _is_container(module):
             found.append(_block_list(name, module))
     return found
@@ -99,7 +99,7 @@ def _block_list(name: str, container: nn.Module) -> BlockList:
     names, children = zip(*container.named_children(), strict=True)
     # Blocks of two containers may be equal and yet see inputs of other sizes (a text and an image tower): two classes.
     digests = tuple(f"{name}:{digest}" for digest in _digests(list(children)))
-    return BlockList(name, tuple(f"{name}.{child}" for child in names), digests)
+    return BlockList(name, tuple(f"{name}.{child}".removeprefix(".") for child in names), digests)
 
 
 def _digests(blocks: list[nn.Module]) -> list[str]:

@@ -56,12 +56,16 @@ class Shadows:
         return self._values[tensor]
 
     def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an operator without a meta kernel returns, as empty meta tensors; floats without a value count as zeros."""
+        """What an operator without a meta kernel returns, as empty meta tensors.
+
+        Floats without a value count as zeros, but not where they decide the shape: that raises NoValue.
+        """
+        decides = torch.Tag.dynamic_output_shape in func.tags
 
         def value(tensor: int) -> torch.Tensor:
             record = self._recording.tensors[tensor]
             dtype = getattr(torch, record.dtype)
-            if not dtype.is_floating_point:
+            if decides or not dtype.is_floating_point:
                 return self.value(tensor)
             return torch.zeros((), dtype=dtype, device="cpu").expand(record.shape)
 

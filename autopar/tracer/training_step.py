@@ -56,13 +56,13 @@ def capture(spec: Any, example_inputs: Any = None, *, seq_len: int | None = None
             sizes = (sizes[0], (OTHER_BATCH, source.seq_len))
             second = analyse(_record(source, model, lists, *sizes[1]))
     graph = assemble(model, lists, first, second, sizes, str(compute).removeprefix("torch."), source.spec)
+    if sizes[0][1] != sizes[1][1] and all(atom.follows in (None, "batch") for atom in graph.indices):
+        return graph.model_copy(update={"captured": graph.captured.model_copy(update={"seq": 1})})
     return _with_assumption(graph) if source.assumed_seq_len else graph
 
 
 def _with_assumption(graph: Graph) -> Graph:
-    """The graph with a note that its sequence length is a guess, where anything depends on it."""
-    if all(atom.follows in (None, "batch") for atom in graph.indices):
-        return graph
+    """The graph with a note that its sequence length is a guess."""
     message = f"sequences of {graph.captured.seq} tokens are assumed: give --seq-len, or SEQ_LEN in the model's file"
     note = Note(kind="assumption", where="model", message=message)
     return graph.model_copy(update={"notes": (note, *graph.notes)})

@@ -172,7 +172,7 @@ def edited(source, tmp_path, path, value):
         (["--fix", "virtual_stages=99,pp=2"], "99"),
         (["--fix", "tp =1,tp=2"], "both 1 and 2"),
         (["--fix", "=2"], "key=value"),
-        (["--fix", "sp=1"], "sp=1"),
+        (["--fix", "sp=1,tp=1"], "sp=1 divides the sequence over tp"),
         (["--fix", "zero=2", "--forbid", "zero"], "zero is both forbidden and fixed to 2"),
         (["--forbid", "dp,pp,tp"], "no dp, no pp, no tp"),
         (["--time-limit", "nan"], "time limit"),

@@ -62,7 +62,9 @@ def test_the_products_of_a_convolution_multiply_to_its_flops(name):
     layouts = []
     for _, work in convolutions(graph, sizes):
         layouts.append([product.layout for product in work.products])
-        assert sum(2 * prod(size for _, size, _ in product.dims) for product in work.products) == pytest.approx(work.flops)
+        assert sum(2 * prod(size for _, size, _ in product.dims) for product in work.products) == pytest.approx(
+            work.flops
+        )
     # The first convolution's source is data: no gradient flows to it.
     assert layouts == [["forward"], ["forward"], ["dgrad", "wgrad"], ["wgrad"]]
 

@@ -30,6 +30,10 @@ WEIGHTS = {
     "GPT-J": FULL + 8 * HIDDEN**2,
     "GPT-NeoX": FULL + PLAIN,
     "OPT": FULL + PLAIN,
+    "BLOOM": FULL + 8 * HIDDEN**2,
+    "Falcon": GROUPED + 8 * HIDDEN**2,
+    "MPT": FULL + 8 * HIDDEN**2,
+    "GPT-BigCode": 2 * HIDDEN**2 + 2 * HIDDEN * HEAD_DIM + 8 * HIDDEN**2,
     "Mixtral": GROUPED + HIDDEN * EXPERTS + VISITS * GATED,
     "GPT-OSS": GROUPED + HIDDEN * EXPERTS + VISITS * GATED,
     "Qwen3-MoE": GROUPED + HIDDEN * EXPERTS + VISITS * 3 * HIDDEN * 32,
@@ -62,16 +66,54 @@ def test_an_encoder_predicts_words_through_one_more_matrix():
         assert captured(family).flops("model", BATCH, SEQ) == pytest.approx(expected, rel=1e-6)
 
 
+def test_one_block_read_many_times_costs_as_often():
+    # Lan et al., arXiv 1909.11942: all layers share one block; words are embedded narrow, widened, and narrowed again.
+    narrow = 32
+    weights = LAYERS * (FULL + PLAIN) + 2 * narrow * HIDDEN + narrow * VOCABULARY
+    expected = BATCH * (6 * weights * SEQ + 12 * LAYERS * SEQ**2 * HIDDEN)
+    assert captured("ALBERT").flops("model", BATCH, SEQ) == pytest.approx(expected, rel=1e-6)
+
+
+PATCHES, PIXELS = 9, 3 * 8 * 8
+# The image needs no gradient: two products for its patches. One token sums them up.
+IMAGE = 6 * LAYERS * (FULL + PLAIN) * (PATCHES + 1) + 12 * LAYERS * (PATCHES + 1) ** 2 * HIDDEN
+IMAGE += 4 * PIXELS * HIDDEN * PATCHES
+
+
 def test_images_cost_their_patches_and_one_summary_token():
-    patches, pixels, labels = 9, 3 * 8 * 8, 2
-    tokens = patches + 1
-    expected = 6 * LAYERS * (FULL + PLAIN) * tokens + 12 * LAYERS * tokens**2 * HIDDEN
-    # The image needs no gradient: two products for the patches; one token is classified.
-    expected += 4 * pixels * HIDDEN * patches + 6 * HIDDEN * labels
+    expected = IMAGE + 6 * HIDDEN * 2
     assert captured("ViT").flops("model", BATCH, SEQ) == pytest.approx(BATCH * expected, rel=1e-6)
 
 
-def test_latent_attention_costs_its_low_rank_products():
+def test_pairs_of_images_and_texts_cost_both_towers_and_every_pair():
+    # Radford et al., arXiv 2103.00020, figure 3: one vector of each is projected, and every image meets every text.
+    text, common = 6 * LAYERS * (FULL + PLAIN) * SEQ + 12 * LAYERS * SEQ**2 * HIDDEN, 32
+    for batch in (BATCH, 4 * BATCH):
+        expected = batch * (IMAGE + text + 2 * 6 * HIDDEN * common) + 6 * batch**2 * common
+        assert captured("CLIP").flops("model", batch, SEQ) == pytest.approx(expected, rel=1e-6)
+
+
+def test_an_image_before_a_text_costs_its_tower_and_a_projector():
+    # Liu et al., arXiv 2310.03744: two matrices project each patch's vector; text and image fill one sequence.
+    language = 6 * (LAYERS * (GROUPED + GATED) + VOCABULARY * HIDDEN) * SEQ + 12 * LAYERS * SEQ**2 * HIDDEN
+    expected = BATCH * (IMAGE + 6 * 2 * HIDDEN**2 * PATCHES + language)
+    graph = captured("LLaVA", vision_feature_layer=-1)
+    assert graph.flops("model", BATCH, SEQ) == pytest.approx(expected, rel=1e-6)
+
+
+def test_speech_costs_two_convolutions_an_encoder_and_a_decoder():
+    # Radford et al., arXiv 2212.04356, section 2.2: filters of width 3, the second with stride 2.
+    bands, width = 8, 3
+    attention = 12 * LAYERS * SEQ**2 * HIDDEN
+    encoder = 4 * bands * width * HIDDEN * 2 * SEQ + 6 * HIDDEN * width * HIDDEN * SEQ
+    encoder += 6 * LAYERS * (FULL + PLAIN) * SEQ + attention
+    decoder = 6 * (LAYERS * (2 * FULL + PLAIN) + VOCABULARY * HIDDEN) * SEQ + 2 * attention
+    expected = BATCH * (encoder + decoder)
+    assert captured("Whisper").flops("model", BATCH, SEQ) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("family", ["DeepSeek-V2", "DeepSeek-V3"])
+def test_latent_attention_costs_its_low_rank_products(family):
     # DeepSeek-AI, arXiv 2405.04434, section 2.1: queries, and keys with values, pass through a small latent.
     query, latent, rope, nope, value, inner = 32, 16, 4, 8, 8, 32
     attention = HIDDEN * query + query * HEADS * (nope + rope) + HIDDEN * (latent + rope)
@@ -80,7 +122,7 @@ def test_latent_attention_costs_its_low_rank_products():
     weights = LAYERS * attention + GATED + (LAYERS - 1) * experts + VOCABULARY * HIDDEN
     scores = 6 * LAYERS * SEQ**2 * HEADS * (nope + rope + value)
     expected = BATCH * (6 * weights * SEQ + scores)
-    assert captured("DeepSeek-V3").flops("model", BATCH, SEQ) == pytest.approx(expected, rel=1e-6)
+    assert captured(family).flops("model", BATCH, SEQ) == pytest.approx(expected, rel=1e-6)
 
 
 _SCORES = 4 * BATCH * SEQ * SEQ
