@@ -104,7 +104,9 @@ def seconds(value: float) -> str:
 
 def _count(value: int) -> str:
     """``8.03B``, ``25.56M``, ``1.20K``."""
-    size, letter = next(((size, letter) for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")) if value >= size), (1, ""))
+    size, letter = next(
+        ((size, letter) for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")) if value >= size), (1, "")
+    )
     return f"{value / size:.2f}{letter}" if letter else str(value)
 
 

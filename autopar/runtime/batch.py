@@ -66,6 +66,13 @@ def micro_batches(batch: Any, plan: Plan, ranks: Ranks, dims: Dims | None = None
     return [tree_map(lambda leaf: _to(leaf, ranks.device), inputs) for inputs in found]
 
 
+def in_dtype(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    """Inputs as a model with parameters in `dtype` takes them: floating tensors in that dtype, as fully_shard casts them."""
+    return tree_map(
+        lambda leaf: leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf, inputs
+    )
+
+
 def _cut(leaves: list[Any], dims: Dims, total: int, start: int, size: int) -> list[Any]:
     remaining = iter(dims)
     found = []

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from autopar.documents.plan import Plan
 from autopar.errors import PlanMismatch, RequestError
+from autopar.runtime.batch import in_dtype
 from autopar.runtime.probe import Inputs, Probe, Result
 
 Loss = Callable[[Any, Inputs, int], torch.Tensor]
@@ -236,11 +237,22 @@ class _Reached(Exception):
 class StageModule(nn.Module):
     """One virtual stage: (received hidden state or nothing, number of the micro-batch) -> hidden state, or the loss."""
 
-    def __init__(self, pieces: Pieces, loss: Loss, context: Callable[[], Any], around_model: bool = False) -> None:
-        """`context` holds while the loss is computed; `around_model`: while the model runs, which then computes it."""
+    def __init__(
+        self,
+        pieces: Pieces,
+        loss: Loss,
+        context: Callable[[], Any],
+        dtype: torch.dtype,
+        around_model: bool = False,
+    ) -> None:
+        """The model takes floats in `dtype`, the loss as they came.
+
+        `context` holds while the loss is computed; `around_model`: while the model runs, which then computes it.
+        """
         super().__init__()
         self.model = pieces.model
         self.pieces, self.loss, self.context, self.around_model = pieces, loss, context, around_model
+        self.dtype = dtype
         self.micro_batches: Mapping[int, Inputs] = {}
         self._received: torch.Tensor | None = None
 
@@ -267,7 +279,8 @@ class StageModule(nn.Module):
         self._received = received[0] if received else None
         try:
             with self.context() if self.around_model else nullcontext():
-                output = self.model(*inputs[0], **inputs[1])
+                args, kwargs = in_dtype(inputs, self.dtype)
+                output = self.model(*args, **kwargs)
             with self.context():
                 return self.loss(output, inputs, int(number))
         except _Reached as reached:

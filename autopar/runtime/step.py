@@ -22,7 +22,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from autopar.documents.plan import Plan
 from autopar.errors import PlanMismatch, RequestError
-from autopar.runtime.batch import Dims, micro_batches
+from autopar.runtime.batch import Dims, in_dtype, micro_batches
 from autopar.runtime.gradients import Gradients, Held
 from autopar.runtime.initial import Values, fill, materialise
 from autopar.runtime.loss import LossMeter, UserLoss, VocabularyParallel
@@ -105,7 +105,8 @@ class TrainStep:
         self.stages: list[StageModule] = []
         self.parallel: list[DataParallel] = []
         self._build_optimizer, self._initial = build_optimizer, initial
-        self._model: nn.Module | None = cast(model, compute_dtype(plan.workload.dtype))
+        self.dtype = compute_dtype(plan.workload.dtype)
+        self._model: nn.Module | None = cast(model, self.dtype)
 
     # Building.
 
@@ -128,7 +129,7 @@ class TrainStep:
             number = chunk * plan.mesh.pp + ranks["pp"]
             entries = [entry for entry in plan.recompute if entry.stage == ranks["pp"]]
             apply_recompute(part.blocks, entries)
-            stage = StageModule(part, self.meter, self._loss_context, around_model=self.meter.loss is None)
+            stage = StageModule(part, self.meter, self._loss_context, self.dtype, around_model=self.meter.loss is None)
             zero = plan.stages[ranks["pp"]].zero
             if not is_sharded(zero, ranks):
                 materialise(stage, ranks.device)
@@ -151,7 +152,7 @@ class TrainStep:
             return None, [whole(model, self.plan)]
         own = cuts(self.plan, model)[self.ranks["pp"]]
         inputs = micro_batches(batch, self.plan, self.ranks, self.batch_dims)[0]
-        found = probe(model, own[0].chain, inputs)
+        found = probe(model, own[0].chain, in_dtype(inputs, self.dtype))
         return found.hidden, [split(model, cut, found, self.ranks.device) for cut in own]
 
     def _loss_context(self) -> Any:

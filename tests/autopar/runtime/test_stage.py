@@ -139,7 +139,9 @@ def test_stages_one_after_another_compute_what_the_model_computes(build):
     stages = []
     for first, last in ((0, 0), (1, 2), (3, 3)):
         pieces = split(model, Cut(chain, first, last, 4), found, CPU)
-        stage = StageModule(pieces, lambda output, inputs, number: output.square().mean(), torch.enable_grad)
+        stage = StageModule(
+            pieces, lambda output, inputs, number: output.square().mean(), torch.enable_grad, torch.float64
+        )
         stage.micro_batches = {0: INPUTS}
         stage.attach()
         stages.append(stage)

@@ -89,7 +89,9 @@ print(graph.model.parameters, resident() - before)
 
 
 def test_a_model_of_800_gb_is_built_in_less_than_one():
-    found = subprocess.run([sys.executable, "-c", HUGE], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", HUGE], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+    )
     parameters, grown = map(int, found.stdout.split())
     assert 4 * parameters > 800e9
     assert grown < 1 << 30
