@@ -47,10 +47,12 @@ class LossMeter:
         if self.loss is not None:
             return self.loss(output, *inputs[0], **inputs[1])
         own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        if own is None and isinstance(output, torch.Tensor) and output.dim() == 0:
+            own = output
         if own is None:
             raise RequestError(
-                "training needs a loss: define `def loss(output, *inputs)` beside build_model, or give the model its labels "
-                "so that its output has one"
+                "training needs a loss: define `def loss(output, *inputs)` beside build_model, return it from forward, or "
+                "give the model its labels so that its output has one"
             )
         return own
 

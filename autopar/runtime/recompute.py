@@ -2,17 +2,21 @@
 
 `full` keeps a block's inputs. `selective` keeps the outputs a plan names as ``module#n``, the n-th aten operator in forward order
 within that module of the block, where attention, RMS norms and dropout count as one operator each, as they do in the capture.
+Checkpoints of the model's own code keep everything: what runs again is the plan's choice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from autopar.documents.plan import Recompute
@@ -35,9 +39,13 @@ def _rerun(block: nn.Module, keep: frozenset[str] | None) -> None:
     forward = block.forward
     if keep is None:
 
-        def whole(*args: Any, **kwargs: Any) -> Any:
-            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        def plain(*args: Any, **kwargs: Any) -> Any:
+            return forward(*args, **kwargs)
 
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            return checkpoint(plain, *args, use_reentrant=False, **kwargs)
+
+        _PLANNED.add(plain)
         block.forward = whole
         return
     ordinals = _Ordinals(block)
@@ -49,7 +57,40 @@ def _rerun(block: nn.Module, keep: frozenset[str] | None) -> None:
     def selective(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(counted, *args, use_reentrant=False, context_fn=_contexts(ordinals, keep), **kwargs)
 
+    _PLANNED.add(counted)
     block.forward = selective
+
+
+_PLANNED: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()
+"""Functions that run again because a plan says so."""
+
+
+@contextmanager
+def only_planned() -> Iterator[None]:
+    """Within the block, forward and backward, `torch.utils.checkpoint` keeps everything but for what the plan runs again."""
+    before = (torch_checkpoint.CheckpointFunction, torch_checkpoint._checkpoint_without_reentrant_generator)
+
+    def planned(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+        if function in _PLANNED:
+            yield from before[1](function, *args, **kwargs)
+        else:
+            yield
+
+    torch_checkpoint.CheckpointFunction = _Plain
+    torch_checkpoint._checkpoint_without_reentrant_generator = planned
+    try:
+        yield
+    finally:
+        torch_checkpoint.CheckpointFunction, torch_checkpoint._checkpoint_without_reentrant_generator = before
+
+
+class _Plain:
+    """In the place of torch's function of reentrant checkpoints."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+        """Run it once."""
+        return function(*args)
 
 
 def _contexts(ordinals: _Ordinals, keep: frozenset[str]) -> Callable[[], Any]:

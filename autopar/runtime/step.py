@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.nn.utils.parametrize import ParametrizationList
 
 from autopar.documents.plan import Plan
 from autopar.errors import PlanMismatch, RequestError
@@ -29,7 +30,7 @@ from autopar.runtime.loss import LossMeter, UserLoss, VocabularyParallel
 from autopar.runtime.mesh import DP, Ranks, build_mesh
 from autopar.runtime.optimizer import BuildOptimizer, Optimizer, compute_dtype
 from autopar.runtime.probe import probe
-from autopar.runtime.recompute import apply_recompute
+from autopar.runtime.recompute import apply_recompute, only_planned
 from autopar.runtime.shard import lay_out, shard
 from autopar.runtime.stage import Pieces, StageModule, cuts, split, whole
 from autopar.runtime.zero import DataParallel, is_sharded
@@ -207,7 +208,7 @@ class TrainStep:
             stage.micro_batches = dict(enumerate(parts))
         for parallel in self.parallel:
             parallel.begin(len(parts))
-        with self._timed("forward and backward"):
+        with self._timed("forward and backward"), only_planned():
             self._run()
         for stage in self.stages:
             stage.micro_batches = {}
@@ -258,12 +259,21 @@ def stages_number(stage: StageModule, stages: list[StageModule], plan: Plan, ran
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The model's floating parameters in a dtype; buffers too where it has more bits than 16."""
+    """The model's floating parameters in a dtype, and the buffers that kernels read beside them (running statistics).
+
+    Of 16 bits, other buffers keep what precision they have: tables of positions need it.
+    """
+    beside: set[nn.Module] = set()
+    for module in model.modules():
+        if isinstance(module, ParametrizationList):
+            beside.update(module.modules())
+        elif any(parameter is not None for parameter in module._parameters.values()):
+            beside.add(module)
     for parameter in model.parameters():
         if parameter.is_floating_point() and parameter.dtype != dtype:
             parameter.data = parameter.data.to(dtype)
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.is_floating_point() and dtype.itemsize > 2:
+            if buffer is not None and buffer.is_floating_point() and (dtype.itemsize > 2 or module in beside):
                 module._buffers[name] = buffer.to(dtype)
     return model
