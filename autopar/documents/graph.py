@@ -201,6 +201,11 @@ class BlockClass(Schema):
         """Operators by id."""
         return {operator.id: operator for operator in self.operators}
 
+    @cached_property
+    def viewed(self) -> dict[int, int]:
+        """Of a tensor that an operator which moves nothing made: the one it is made of."""
+        return {op.writes[0]: op.reads[0] for op in self.operators if op.traffic == () and op.reads and op.writes}
+
     def saved_bytes(self, sizes: Mapping[int, float], compute_bytes: int) -> float:
         """Bytes kept from forward to backward by one undivided block without recompute."""
         return sum(tensor.bytes(sizes, compute_bytes) for tensor in self.tensors if tensor.saved)

@@ -67,7 +67,8 @@ class Options:
         self.sizes = graph.sizes(1, seq_len)
         self.forward = [operator for operator in self.block_class.operators if operator.phase == "forward"]
         self.learned = _learned(self.block_class, self.forward)
-        self.writer = {tensor: operator.id for operator in self.forward for tensor in operator.writes}
+        self.writers = {tensor: operator for operator in self.forward for tensor in operator.writes}
+        self.writer = {tensor: operator.id for tensor, operator in self.writers.items()}
         self.summable = self._summable()
         self.of = {
             operator.id: [option for option in self._options(operator) if self._agrees(option)]
@@ -148,8 +149,7 @@ class Options:
 
     def _of_shares(self, operator: Operator) -> Iterator[Option]:
         """A linear operator run on shares of sums; what it meets them with then gets a share of its gradient."""
-        writers = {tensor: self.block_class.operator_by_id[number] for tensor, number in self.writer.items()}
-        for shared in shares_of(operator, writers):
+        for shared in shares_of(operator, self.writers):
             if not shared <= self.summable:
                 continue
             reads = {

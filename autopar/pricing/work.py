@@ -182,11 +182,10 @@ def matmul_layout(block_class: BlockClass, operator: Operator) -> Layout:
 
 def _reads_parameter(block_class: BlockClass, operator: Operator) -> bool:
     """Whether a factor is a parameter or a view of one."""
-    views = {op.writes[0]: op.reads[0] for op in block_class.operators if is_view(op) and op.reads and op.writes}
     for read in operator.reads:
         tensor = read
-        while tensor in views:
-            tensor = views[tensor]
+        while tensor in block_class.viewed:
+            tensor = block_class.viewed[tensor]
         if block_class.tensor_by_id[tensor].parameter is not None:
             return True
     return False
