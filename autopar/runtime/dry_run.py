@@ -3,8 +3,8 @@
 Parameters shrink to a rank's part of their placements, hooks at the plan's sites change shapes as its collectives would, and
 the step runs forward and backward. Code that holds the undivided number of heads in an attribute fails in a view: then
 attributes of the failing module that the degree divides are tried at their local value, one and two at a time, and those that
-help are named. Shapes that fit do not prove that heads were divided and not their insides: softmax and attention of the modules
-concerned must keep their last dim and do a rank's share of rows.
+help are named. Shapes that fit do not prove that heads were divided and not what is inside or beside them: every softmax and
+attention call is held against that of the undivided model.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
+from math import prod
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ SHORT = 4
 Patch = tuple[str, str]
 """(module with ``*`` for the block's number, path of a count in it)."""
 
-Rows = tuple[str, int, int]
-"""Of a softmax or an attention call: the module, the last dim, and the number of elements."""
+Call = tuple[str, tuple[int, ...]]
+"""Of a softmax or an attention call: its module, and the shape of the scores or queries."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class _Attempt:
     progress: int = 0
     module: str = ""
     in_loss: bool = False
-    rows: tuple[Rows, ...] = ()
+    calls: tuple[Call, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -131,7 +132,8 @@ class _Tries:
     def attempt(self, patches: tuple[Patch, ...]) -> _Attempt:
         """The step under the plan's local shapes."""
         with _local(self.model, self.plan), _patched(self.model, patches, self.degree):
-            return self._run()
+            result = self._run()
+        return self._compared(result, patches) if result.passed and self.degree > 1 else result
 
     @cached_property
     def whole(self) -> _Attempt:
@@ -148,7 +150,7 @@ class _Tries:
                 if "view" in reason or "reshape" in reason:
                     reason += "; let it take its number of heads from the tensor: view(batch, seq, -1, head_dim)"
                 return _Attempt(reason, trail.progress, module, module == "" and trail.progress > 1)
-        return _Attempt(rows=tuple(scores.rows))
+        return _Attempt(progress=trail.progress, calls=tuple(scores.calls))
 
     def further(self, patches: tuple[Patch, ...], before: _Attempt) -> tuple[tuple[Patch, ...], _Attempt] | None:
         """The first count near the failure, or pair of them, whose local value lets the step pass or get further."""
@@ -156,21 +158,27 @@ class _Tries:
         own = [one for (one,) in singles][:MOST_PAIRED]
         for more in (*singles, *combinations(own, 2)):
             result = self.attempt((*patches, *more))
-            if (result.passed and self._divides_rows((*patches, *more), result)) or result.progress > before.progress:
+            if result.passed or 0 < before.progress < result.progress:
                 return (*patches, *more), result
         return None
 
-    def _divides_rows(self, patches: tuple[Patch, ...], local: _Attempt) -> bool:
-        """Whether softmax and attention of patched modules are divided by rows, as heads are."""
-        patched = {module for module, _ in patches}
-        pairs = [
-            (one, whole)
-            for one, whole in zip(local.rows, self.whole.rows, strict=False)
-            if any(_inside(pattern_of(one[0]), module) for module in patched)
-        ]
-        return len(local.rows) == len(self.whole.rows) and all(
-            one == (whole[0], whole[1], whole[2] // self.degree) for one, whole in pairs
-        )
+    def _compared(self, result: _Attempt, patches: tuple[Patch, ...]) -> _Attempt:
+        """A run whose softmax and attention calls are not divided by heads failed at the first of them."""
+        if len(result.calls) != len(self.whole.calls):
+            return _Attempt("divided, it makes other softmax and attention calls")
+        for (name, local), (_, whole) in zip(result.calls, self.whole.calls, strict=True):
+            patched = any(_inside(pattern_of(name), module) for module, _ in patches)
+            if not _divides_heads(local, whole, self.degree, patched):
+                shapes = f"{local} in place of {whole}"
+                return _Attempt(f"in module {name!r} attention works on shapes {shapes} at tp({self.degree})", 0, name)
+        return result
+
+
+def _divides_heads(local: tuple[int, ...], whole: tuple[int, ...], degree: int, must: bool) -> bool:
+    """Whether scores or queries are divided before their last two dims (rows of a router in any but the last), or whole."""
+    kept = 2 if len(whole) > 2 else 1
+    shares = (degree,) if must else (1, degree)
+    return local[-kept:] == whole[-kept:] and any(prod(local) * share == prod(whole) for share in shares)
 
 
 def _inside(name: str, outer: str) -> bool:
@@ -194,12 +202,11 @@ class _Scores(TorchDispatchMode):
     def __init__(self, trail: _Trail) -> None:
         super().__init__()
         self.trail = trail
-        self.rows: list[Rows] = []
+        self.calls: list[Call] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.name() in ("aten::_softmax", "aten::_safe_softmax", "autopar::attention"):
-            first = args[0]
-            self.rows.append((self.trail.inside[-1] if self.trail.inside else "", first.shape[-1], first.numel()))
+            self.calls.append((self.trail.inside[-1] if self.trail.inside else "", tuple(args[0].shape)))
         return func(*args, **(kwargs or {}))
 
 
