@@ -23,7 +23,7 @@ import pulp
 
 from autopar.documents.graph import BlockClass, Graph
 from autopar.planner.options import Option, Options
-from autopar.planner.sites import links
+from autopar.planner.sites import Link, links
 from autopar.planner.solver import solve
 from autopar.pricing.division import (
     FORWARD,
@@ -42,6 +42,9 @@ FLOPS_PER_SECOND, BYTES_PER_SECOND, LINK_BYTES_PER_SECOND = 500e12, 2e12, 300e9
 """A typical device: only ratios matter, and the answers are priced again on the real one."""
 EPSILON_SECONDS = 1e-9
 """A conversion that moves nothing still costs this, so that none stands where none is needed."""
+
+HEADS = 1
+"""The dim of an attention call's arguments that numbers heads."""
 
 LEAST_DIVIDED = 0.9
 """Of a block's elements in matrices: below this share a division over tp saves too little memory to be one."""
@@ -180,10 +183,23 @@ class _Programme:
                 wanted.add(self.offered.boundary_state(link.tensor))
             for source in produced:
                 for target in wanted:
-                    if source != target and (source.kind, target.kind) in FORWARD and source.kind != target.kind:
+                    if source.kind != target.kind and self._can_move(link, source, target):
                         name = f"y_{number}_{_word(source)}_{_word(target)}"
                         variables[number, source, target] = pulp.LpVariable(name, cat="Binary")
         return variables
+
+    def _can_move(self, link: Link, source: State, target: State) -> bool:
+        """Whether ranks' parts one after another are the whole dim, and the model's code need not see the change.
+
+        After an attention call code shapes the result by the arguments it gave: only their number of heads may differ.
+        """
+        if (source.kind, target.kind) not in FORWARD:
+            return False
+        segments = self.block_class.tensor_by_id[link.tensor].segments
+        divided = [state for state in (source, target) if state.kind == "S"]
+        if any(state.atom > 0 or state.dim in segments for state in divided):
+            return False
+        return link.site.where != "attention" or all(state.dim == HEADS for state in divided)
 
     def _constrain(
         self,
