@@ -97,7 +97,7 @@ class Options:
         if not stored:
             yield self._whole(operator, WHOLE)
             yield self._whole(operator, WHOLE_PARTIAL_GRADIENT)
-        if is_view(operator) and operator.reads and operator.reads[0] in self.learned:
+        if is_view(operator) and operator.reads and self.learned.issuperset((operator.reads[0], *operator.writes)):
             yield self._whole(operator, PARTIAL)
         elif not stored:
             yield from self._of_shares(operator)
@@ -215,11 +215,25 @@ class Options:
 
 
 def _learned(block_class: BlockClass, forward: list[Operator]) -> set[int]:
-    """Tensors that carry a gradient: inputs that follow the batch in floating point, parameters, and what comes of them."""
+    """Tensors that carry a gradient: inputs that follow the batch in floating point, parameters, and what comes of them.
+
+    What is written into a view of a tensor comes to be in that tensor.
+    """
     found = {tensor.id for tensor in block_class.tensors if tensor.parameter is not None}
-    floating = ("compute", "float32", "float64")
-    found |= {tensor for tensor in block_class.inputs[:1] if block_class.tensor_by_id[tensor].dtype in floating}
+    found |= {tensor for tensor in block_class.inputs[:1] if _is_floating(block_class, tensor)}
+    source: dict[int, int] = {}
     for operator in forward:
         if found & set(operator.reads):
-            found |= {tensor for tensor in operator.writes if block_class.tensor_by_id[tensor].dtype in floating}
+            found |= {tensor for tensor in operator.writes if _is_floating(block_class, tensor)}
+        if is_view(operator) and operator.reads:
+            source |= dict.fromkeys(operator.writes, operator.reads[0])
+        elif operator.name.endswith("_") and found & set(operator.writes):
+            behind: int | None = operator.reads[0]
+            while behind is not None:
+                found.add(behind)
+                behind = source.get(behind)
     return found
+
+
+def _is_floating(block_class: BlockClass, tensor: int) -> bool:
+    return block_class.tensor_by_id[tensor].dtype.startswith(("compute", "float", "bfloat", "complex"))
