@@ -69,12 +69,13 @@ def entries(graph: Graph, class_name: str) -> list[Site]:
 def _serves(site: Site, reader: Operator, made_in: str | None) -> bool:
     if site.where == "attention":
         return reader.module == site.module and reader.name.startswith("autopar.attention")
-    inside = _within(reader.module, site.module)
-    made_inside = made_in is not None and _within(made_in, site.module)
+    inside = within(reader.module, site.module)
+    made_inside = made_in is not None and within(made_in, site.module)
     if site.where == "input":
         return inside and not made_inside
     return made_inside and not inside
 
 
-def _within(module: str, outer: str) -> bool:
+def within(module: str, outer: str) -> bool:
+    """Whether a module is another or inside it."""
     return not outer or module == outer or module.startswith(outer + ".")
