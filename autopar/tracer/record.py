@@ -71,7 +71,9 @@ class Recorder(TorchDispatchMode):
         self.running = str(func)
         node = torch._C._current_autograd_node()
         number = node._sequence_nr() if node is not None else torch.autograd._get_sequence_nr() - 1
-        seen = [] if str(func).startswith("aten.new_") else tree_leaves((args, kwargs))  # its dtype and device alone are read
+        seen = (
+            [] if str(func).startswith("aten.new_") else tree_leaves((args, kwargs))
+        )  # its dtype and device alone are read
         reads = tuple(self.tensor_id(leaf) for leaf in seen if isinstance(leaf, torch.Tensor))
         given = tree_map(self._ref, (args, kwargs))
         if func is torch.ops.aten._local_scalar_dense.default:
