@@ -68,7 +68,7 @@ def conversions(model: Model, c: Configuration) -> tuple[Conversion, ...]:
                     {"site": site, "axis": "tp", "forward": item.forward, "dim": item.dim, "gradient": gradient}
                 )
             )
-    return tuple(found)
+    return tuple(one for number, one in enumerate(found) if one not in found[:number])  # calls of one module are alike
 
 
 def _places(model: Model) -> Iterator[tuple[str, str]]:

@@ -24,7 +24,7 @@ import pulp
 
 from autopar.documents.graph import BlockClass, Graph
 from autopar.planner.options import LEAST_DIVIDED, Option, Options
-from autopar.planner.sites import Link, links
+from autopar.planner.sites import Link, links, place_of, repeated
 from autopar.planner.solver import solve
 from autopar.pricing.division import (
     FORWARD,
@@ -153,6 +153,7 @@ class _Programme:
         self._constrain(problem, choose, convert)
         self._limit_whole(problem, choose)
         self._one_state_each(problem, choose)
+        self._alike_at_every_call(problem, convert)
         if solve(problem).status != "optimal":
             return None
         chosen = {operator: options[next(n for n in range(len(options)) if choose[operator, n].value() > 0.5)]
@@ -262,6 +263,18 @@ class _Programme:
                 for state in {*sides[0], *sides[1]}:
                     one, two = (pulp.LpAffineExpression(side.get(state, [])) for side in sides)
                     problem += one == two
+
+    def _alike_at_every_call(
+        self, problem: pulp.LpProblem, convert: dict[tuple[int, State, State], pulp.LpVariable]
+    ) -> None:
+        """A module that runs several times converts the same each time; where one call cannot, none does."""
+        for place in repeated(self.block_class):
+            calls = [number for number, link in enumerate(self.links) if place_of(link.site) == place]
+            changes = {(source, target) for number, source, target in convert if number in calls}
+            for source, target in changes:
+                each = [convert.get((number, source, target)) for number in calls]
+                for one, other in zip(each, each[1:], strict=False):
+                    problem += pulp.lpSum([one] if one else []) == pulp.lpSum([other] if other else [])
 
     def _reading(
         self, tensor: int, reader: int, choose: dict[tuple[int, int], pulp.LpVariable]

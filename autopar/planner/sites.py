@@ -23,6 +23,23 @@ class Link:
         return self.leaves and self.site.where == "input"
 
 
+Place = tuple[str, str, int]
+"""A site of a module, whichever call: the runtime's hooks act at every one."""
+
+
+def place_of(site: Site) -> Place:
+    """Where the runtime acts."""
+    return site.module, site.where, site.argument
+
+
+def repeated(block_class: BlockClass) -> set[Place]:
+    """Places of modules that run more than once within a block: each time another tensor stands there."""
+    tensors: dict[Place, set[int]] = {}
+    for site in block_class.sites:
+        tensors.setdefault(place_of(site), set()).add(site.tensor)
+    return {place for place, several in tensors.items() if len(several) > 1}
+
+
 def links(block_class: BlockClass, forward: list[Operator], entries: Sequence[Site] = ()) -> list[Link]:
     """Every useful link, the widest first; of sites with equal readers the outermost stands for all.
 
@@ -31,7 +48,8 @@ def links(block_class: BlockClass, forward: list[Operator], entries: Sequence[Si
     the class hands on.
     """
     writer = {tensor: operator for operator in forward for tensor in operator.writes}
-    found: dict[tuple[int, frozenset[int], bool], Link] = {}
+    found: dict[tuple[int, frozenset[int], bool, Place | None], Link] = {}
+    again = repeated(block_class)
     ordered = sorted(
         block_class.sites, key=lambda site: (site.where == "attention", site.module.count("."), site.module)
     )
@@ -40,7 +58,9 @@ def links(block_class: BlockClass, forward: list[Operator], entries: Sequence[Si
         readers = frozenset(op.id for op in forward if site.tensor in op.reads and _serves(site, op, made_in))
         leaves = site.where == "output" and made_in is not None and site.tensor in block_class.outputs
         if readers or leaves:
-            found.setdefault((site.tensor, readers, leaves), Link(site, site.tensor, readers, leaves))
+            # What happens at one call of a module happens at all: none of its sites may stand for another.
+            own = place_of(site) if place_of(site) in again else None
+            found.setdefault((site.tensor, readers, leaves, own), Link(site, site.tensor, readers, leaves))
     ways = [Link(site, site.tensor, frozenset(), leaves=True) for site in entries]
     return [*ways, *sorted(found.values(), key=lambda link: -len(link.readers))]
 
