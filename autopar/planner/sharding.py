@@ -195,17 +195,22 @@ class _Programme:
         return variables
 
     def _can_move(self, link: Link, source: State, target: State) -> bool:
-        """Whether ranks' parts one after another are the whole dim, and the model's code need not see the change.
+        """Whether ranks' parts one after another are the whole, and the model's code need not see the change.
 
-        After an attention call code shapes the result by the arguments it gave: only their number of heads may differ.
+        After an attention call code shapes the result by the arguments it gave: only their number of heads may differ. Tokens
+        flattened into one dim are put back by the batch and length read before.
         """
         if (source.kind, target.kind) not in FORWARD:
             return False
         segments = self.block_class.tensor_by_id[link.tensor].segments
         divided = [state for state in (source, target) if state.kind == "S"]
-        if any(state.atom > 0 or state.dim in segments for state in divided):
+        if any(state.dim in segments or self._is_flattened_sequence(link.tensor, state) for state in divided):
             return False
         return link.site.where != "attention" or all(state.dim == HEADS for state in divided)
+
+    def _is_flattened_sequence(self, tensor: int, state: State) -> bool:
+        atom = self.block_class.tensor_by_id[tensor].dims[state.dim][state.atom]
+        return state.atom > 0 and self.offered.follows[atom] == "sequence"
 
     def _constrain(
         self,
