@@ -71,7 +71,7 @@ class Options:
         self.follows = {atom.id: atom.follows for atom in graph.indices}
         self.sizes = graph.sizes(1, seq_len)
         self.forward = [operator for operator in self.block_class.operators if operator.phase == "forward"]
-        self.learned = _learned(self.block_class, self.forward)
+        self.learned = _learned(graph, self.block_class, self.forward)
         self.writers = {tensor: operator for operator in self.forward for tensor in operator.writes}
         self.writer = {tensor: operator.id for tensor, operator in self.writers.items()}
         self.summable = self._summable()
@@ -240,13 +240,16 @@ class Options:
         return found.dtype in ("compute", "float32", "float64") and {"batch", None} <= follows
 
 
-def _learned(block_class: BlockClass, forward: list[Operator]) -> set[int]:
-    """Tensors that carry a gradient: inputs that follow the batch in floating point, parameters, and what comes of them.
+def _learned(graph: Graph, block_class: BlockClass, forward: list[Operator]) -> set[int]:
+    """Tensors that carry a gradient: hidden states, parameters, and what comes of them, here or in an earlier block.
 
     What is written into a view of a tensor comes to be in that tensor.
     """
     found = {tensor.id for tensor in block_class.tensors if tensor.parameter is not None}
     found |= {tensor for tensor in block_class.inputs[:1] if _is_floating(block_class, tensor)}
+    edges = [(edge.dims, edge.dtype) for edge in graph.edges if edge.gradient]
+    tensors = [block_class.tensor_by_id[tensor] for tensor in block_class.inputs[1:]]
+    found |= {tensor.id for tensor in tensors if (tensor.dims, tensor.dtype) in edges}
     source: dict[int, int] = {}
     for operator in forward:
         if found & set(operator.reads):
