@@ -309,10 +309,10 @@ def _search_with_dry_run(graph: Graph, machine: Cluster, request: Request, model
         try:
             found = search(graph, machine, request.without(tuple(refused)))
         except (RequestError, NoPlanFits) as error:
-            if not refused:
+            if not refused and not left_whole:
                 raise
             rest = str(error) if isinstance(error, NoPlanFits) else "nothing else of what was asked is left"
-            raise type(error)("\n".join(dict.fromkeys([*refused.values(), rest]))) from None
+            raise type(error)("\n".join(dict.fromkeys([*refused.values(), *left_whole.values(), rest]))) from None
         if model is None:
             return found
         result = dry_run(found, model)
@@ -337,7 +337,7 @@ def _search_with_dry_run(graph: Graph, machine: Cluster, request: Request, model
             request = replace(request, whole_prologue=True)
         elif (not sp or "sp" in request.fixed) and _may_stay_whole(graph, result.module, kept):
             request = replace(request, whole_modules=(*request.whole_modules, (tp, result.module)))
-            left_whole[tp, result.module] = result.reason
+            left_whole[tp, result.module] = reason
         else:
             refused[tp, sp] = reason
 

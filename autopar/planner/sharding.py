@@ -22,7 +22,7 @@ from typing import Literal
 
 import pulp
 
-from autopar.documents.graph import BlockClass, Graph
+from autopar.documents.graph import BlockClass, Graph, Parameter
 from autopar.planner.options import LEAST_DIVIDED, Option, Options
 from autopar.planner.sites import Link, links, place_of, repeated
 from autopar.planner.solver import solve
@@ -92,7 +92,7 @@ def divisions(
             relaxed = divide(graph, class_name, boundary, max(alike), seq_len, True, dict(states), *softened)
             if relaxed is not None and (may_stay_whole or _mostly_divided(graph.class_by_name[class_name], relaxed)):
                 division = relaxed
-        if division is not None:
+        if division is not None and (may_stay_whole or not kept or _held(graph.class_by_name[class_name], division)):
             found.update(dict.fromkeys(alike, division))
     return found
 
@@ -119,9 +119,14 @@ def divide(
 def _mostly_divided(block_class: BlockClass, division: Division) -> bool:
     """Whether all but a small part of a class's matrices is stored divided."""
     matrices = [parameter for parameter in block_class.parameters if len(parameter.shape) > 1]
-    held = {parameter.name for parameter in matrices if division.states.get(parameter.tensor or 0, WHOLE).kind == "S"}
-    divided = sum(parameter.elements for parameter in matrices if parameter.name in held)
+    divided = sum(parameter.elements for parameter in _held(block_class, division))
     return divided >= LEAST_DIVIDED * sum(parameter.elements for parameter in matrices) and bool(matrices)
+
+
+def _held(block_class: BlockClass, division: Division) -> list[Parameter]:
+    """Matrices that are stored divided."""
+    matrices = [parameter for parameter in block_class.parameters if len(parameter.shape) > 1]
+    return [parameter for parameter in matrices if division.states.get(parameter.tensor or 0, WHOLE).kind == "S"]
 
 
 class _Programme:

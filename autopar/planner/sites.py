@@ -72,16 +72,17 @@ def entries(graph: Graph, class_name: str) -> list[Site]:
     positions, rotary tables, masks): converted only here, they are whole until then.
     """
     found = []
+    prologue = graph.class_by_name[class_name]
     for chain in graph.chains:
-        if chain.prologue != class_name:
-            continue
         block = graph.class_by_name[chain.block_class_of(0)]
-        outputs = graph.class_by_name[class_name].outputs
-        for taken, handed in zip(block.inputs[:1], outputs[:1], strict=False):
+        for taken in block.inputs[:1] if chain.prologue == class_name else ():
+            dims = block.tensor_by_id[taken].dims
+            # The prologue of a decoder hands on the encoder's output too.
+            handed = next((tensor for tensor in prologue.outputs if prologue.tensor_by_id[tensor].dims == dims), None)
             found += [
                 Site(module=chain.modules[0], where="input", argument=site.argument, tensor=handed)
                 for site in block.sites
-                if site.where == "input" and site.module == "" and site.tensor == taken
+                if handed is not None and site.where == "input" and site.module == "" and site.tensor == taken
             ]
     return found
 

@@ -133,7 +133,7 @@ class _Tries:
         """The step under the plan's local shapes."""
         with _local(self.model, self.plan), _patched(self.model, patches, self.degree):
             result = self._run()
-        return self._compared(result, patches) if result.passed and self.degree > 1 else result
+        return self._compared(result, patches) if self.degree > 1 and (result.passed or patches) else result
 
     @cached_property
     def whole(self) -> _Attempt:
@@ -149,7 +149,8 @@ class _Tries:
                 reason = str(error).partition(". If it runs on real tensors")[0]
                 if "view" in reason or "reshape" in reason:
                     reason += "; let it take its number of heads from the tensor: view(batch, seq, -1, head_dim)"
-                return _Attempt(reason, trail.progress, module, module == "" and trail.progress > 1)
+                in_loss = module == "" and trail.progress > 1
+                return _Attempt(reason, trail.progress, module, in_loss, tuple(scores.calls))
         return _Attempt(progress=trail.progress, calls=tuple(scores.calls))
 
     def further(self, patches: tuple[Patch, ...], before: _Attempt) -> tuple[tuple[Patch, ...], _Attempt] | None:
@@ -164,9 +165,9 @@ class _Tries:
 
     def _compared(self, result: _Attempt, patches: tuple[Patch, ...]) -> _Attempt:
         """A run whose softmax and attention calls are not divided by heads failed at the first of them."""
-        if len(result.calls) != len(self.whole.calls):
+        if result.passed and len(result.calls) != len(self.whole.calls):
             return _Attempt("divided, it makes other softmax and attention calls")
-        for (name, local), (_, whole) in zip(result.calls, self.whole.calls, strict=True):
+        for (name, local), (_, whole) in zip(result.calls, self.whole.calls, strict=False):
             patched = any(_inside(pattern_of(name), module) for module, _ in patches)
             if not _divides_heads(local, whole, self.degree, patched):
                 shapes = f"{local} in place of {whole}"
