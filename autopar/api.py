@@ -54,6 +54,8 @@ def plan(
     devices: int | None = None,
     time_limit: float | None = None,
     memory_margin: float = 0.05,
+    moe_imbalance: float = 1.0,
+    target: str = "run",
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """The best plan of the stated space for a model (or its Graph) on a cluster, simulated.
@@ -76,6 +78,8 @@ def plan(
         devices=devices,
         time_limit=time_limit,
         memory_margin=memory_margin,
+        moe_imbalance=moe_imbalance,
+        target=target,
     )
     runnable = model if isinstance(model, str | Path) and not is_graph_file(model) else None
     return with_simulated_figures(_search_with_dry_run(graph, machine, request, runnable))
@@ -308,7 +312,7 @@ def _search_with_dry_run(graph: Graph, machine: Cluster, request: Request, model
                 raise
             rest = str(error) if isinstance(error, NoPlanFits) else "nothing else of what was asked is left"
             raise type(error)("\n".join(dict.fromkeys([*refused.values(), rest]))) from None
-        if model is None:
+        if model is None or found.export_only:
             return found
         result = dry_run(found, model)
         if result.passed:

@@ -52,7 +52,7 @@ class Communication(Local):
 
     def _expert_collectives(self, number: int, again: frozenset[int] | None) -> Iterator[Collective]:
         """Rows sent to their experts and back: the input of the first grouped product, the output of the last."""
-        grouped = [op for op in self.block_class.operators if op.phase == "forward" and "grouped" in op.name]
+        grouped = self.grouped
         if not grouped or self.setting.ep == 1 or self.setting.ep_group is None:
             return
         for operator, tensor in ((grouped[0], grouped[0].reads[0]), (grouped[-1], grouped[-1].writes[0])):
