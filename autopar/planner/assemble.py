@@ -103,7 +103,8 @@ def not_runnable(case: Case) -> str | None:
     """Why `autopar run` does not carry a configuration out; None where it does."""
     c, request = case.c, case.model.request
     beyond = beyond_runtime(c.cp, c.ep, c.etp if case.model.prices.expert_count else c.tp, c.tp)
-    return beyond or (f"made and priced for {request.target}" if request.target != "run" else None)
+    made = f"made and priced for {request.target}" if request.target != "run" else None
+    return "; ".join(filter(None, (made, beyond))) or None
 
 
 def _carrier_notes(case: Case) -> Iterator[str]:

@@ -7,8 +7,8 @@
 A: work of all layers over p, with the share of dp collectives that nothing hides (in the last line, without); W*: the least
 that the busiest stage can have when blocks are whole, one or more a chunk; g and sends as in `estimate`. Of an average stage,
 U: the update; D: what it gathers and reduces once a step, of which a share b hides behind nothing and the rest behind one
-forward and one backward at most. Recompute counts at the cheapest entry of its menu. Every term is at most what the stages' own objective has
-(`estimate.Pipeline`).
+forward and one backward at most. Recompute counts at the cheapest entry of its menu. Every term is at most what the stages'
+own objective has (`estimate.Pipeline`).
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ from autopar.planner.request import Request
 from autopar.planner.solver import solver_name
 from autopar.planner.space import Configuration, Offer, Prefix, prefixes
 from autopar.planner.stages import Answer
+from autopar.planner.targets import TARGETS
+from autopar.pricing import expert_atoms
 from hardware_profiles.chip import GIB
 from hardware_profiles.cluster import Cluster, Nics
 from hardware_profiles.topology import Topology
@@ -221,7 +223,7 @@ def smallest_shortfall(model: Model, cases: Ranked) -> Shortfall:
 
 def way_out(graph: Graph, cluster: Cluster, request: Request) -> str:
     """The first change of the request, cheapest first, under which a plan was found."""
-    for said, changed, machine in _ways(cluster, request):
+    for said, changed, machine in _ways(graph, cluster, request):
         try:
             model = open_model(graph, machine, changed)
             if explore(model, ranked(model), time.perf_counter() + SECONDS_PER_WAY_OUT).best is not None:
@@ -231,7 +233,7 @@ def way_out(graph: Graph, cluster: Cluster, request: Request) -> str:
     return "No single change tried (recompute, ZeRO, fewer restrictions, up to 64 times the devices, shorter sequences) fits"
 
 
-def _ways(cluster: Cluster, request: Request) -> list[tuple[str, Request, Cluster]]:
+def _ways(graph: Graph, cluster: Cluster, request: Request) -> list[tuple[str, Request, Cluster]]:
     ways: list[tuple[str, Request, Cluster]] = []
     for key in ("recompute", "zero", "micro_batch"):
         if key in request.fixed or key in request.forbidden:
@@ -241,6 +243,9 @@ def _ways(cluster: Cluster, request: Request) -> list[tuple[str, Request, Cluste
     if request.fixed or request.forbidden:
         ways.append(("fix and forbid nothing", replace(request, fixed={}, forbidden=()), cluster))
     free = replace(request, fixed={}, forbidden=())
+    if request.target == "run" and any(map(expert_atoms, graph.block_classes)):
+        said = "--target megatron, which spreads experts over ep"
+        ways.append((said, replace(free, target="megatron", executor=TARGETS["megatron"].executor), cluster))
     for seq in (request.seq_len // 2, request.seq_len // 4):
         if seq >= 1:
             ways.append((f"--seq-len {seq}", replace(request, seq_len=seq), cluster))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Literal, cast
 
 from autopar.documents.graph import Term
@@ -96,11 +97,16 @@ class Communication(Local):
 
     def _touching(self, tensor: int) -> set[int]:
         """Forward operators that write or read a tensor."""
-        return {
-            operator.id
-            for operator in self.block_class.operators
-            if operator.phase == "forward" and (tensor in operator.writes or tensor in operator.reads)
-        }
+        return self._touches.get(tensor, set())
+
+    @cached_property
+    def _touches(self) -> dict[int, set[int]]:
+        found: dict[int, set[int]] = {}
+        for operator in self.block_class.operators:
+            if operator.phase == "forward":
+                for tensor in (*operator.reads, *operator.writes):
+                    found.setdefault(tensor, set()).add(operator.id)
+        return found
 
     def _composite_bytes(self, operator: int, tensor: int, number: int) -> float:
         """The tensor named, or (-1) one fp32 number per row of the operator's first write."""
