@@ -90,13 +90,25 @@ def assemble(model: Model, cluster: Cluster, best: Chosen, others: Sequence[Chos
         certificate=certificate,
         alternatives=tuple(_alternatives(best, others)),
         export_only=not_runnable(case) is not None,
-        numerics=tuple(f"{note.where}: {note.message}" for note in model.graph.notes if note.kind == "mixes_batch"),
+        numerics=tuple(_numerics(case)),
         notes=(
             *_carrier_notes(case),
             *_chip_notes(model),
             *(f"{n.where}: {n.message}" for n in model.graph.notes if n.kind != "mixes_batch"),
         ),
     )
+
+
+def _numerics(case: Case) -> Iterator[str]:
+    """What mixes the batch, and which of the plan's divisions change what comes of it."""
+    c = case.c
+    parts = [f"{name}={size}" for name, size in (("dp", c.dp), ("cp", c.cp)) if size > 1]
+    parts += [f"{c.micro_batches} micro-batches"] if c.micro_batches > 1 else []
+    verb = "does" if len(parts) == 1 and c.micro_batches == 1 else "do"
+    said = f"here {' and '.join(parts)} {verb} so" if parts else "nothing here does so"
+    for note in case.model.graph.notes:
+        if note.kind == "mixes_batch":
+            yield f"{note.where}: {note.message} ({said})"
 
 
 def not_runnable(case: Case) -> str | None:

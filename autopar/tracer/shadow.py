@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from autopar.tracer.recording import OperatorRecord, Recording, Ref
 
-
 CHOICES = {
     "aten.topk.default": 2, "aten.argmax.default": 1, "aten.max.dim": 1, "aten.sort.default": 1, "aten.sort.stable": 1,
 }  # fmt: skip
