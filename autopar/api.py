@@ -283,11 +283,16 @@ def is_graph_file(spec: str | Path) -> bool:
 
 
 def dry_run(plan: Plan, model: str | Path) -> DryRun:
-    """Whether the model's own code accepts the plan's local shapes and stages: one step on meta, no process group."""
+    """Whether the model's own code accepts the plan's local shapes and stages: one step on meta, no process group.
+
+    Raises RequestError for a plan that the runtime does not carry out.
+    """
     from autopar.runtime.dry_run import cannot_cut
     from autopar.runtime.dry_run import dry_run as rehearse
+    from autopar.runtime.mesh import require_runnable
     from autopar.tracer import example_batch, rehearsal
 
+    require_runnable(plan)
     workload = plan.workload
     module, step = rehearsal(model, workload.seq_len, workload.dtype)
     result = rehearse(module, step, plan)

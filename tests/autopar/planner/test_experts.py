@@ -8,6 +8,7 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
 import autopar
+from autopar.api import dry_run
 from autopar.documents import Graph
 from autopar.errors import NoPlanFits, RequestError
 from autopar.runtime.mesh import require_runnable
@@ -177,6 +178,8 @@ def test_a_plan_that_run_does_not_carry_out_says_so_and_is_refused_by_it(graph, 
     assert plan.export_only and any(note.startswith("not runnable by autopar run") for note in plan.notes)
     with pytest.raises(RequestError, match=said):
         require_runnable(plan)
+    with pytest.raises(RequestError, match=said):
+        dry_run(plan, "config.json")
 
 
 def test_by_default_the_search_stays_within_what_run_carries_out(graph):
