@@ -54,6 +54,8 @@ def plan(
     devices: int | None = None,
     time_limit: float | None = None,
     memory_margin: float = 0.05,
+    moe_imbalance: float = 1.0,
+    target: str = "run",
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """The best plan of the stated space for a model (or its Graph) on a cluster, simulated.
@@ -76,6 +78,8 @@ def plan(
         devices=devices,
         time_limit=time_limit,
         memory_margin=memory_margin,
+        moe_imbalance=moe_imbalance,
+        target=target,
     )
     runnable = model if isinstance(model, str | Path) and not is_graph_file(model) else None
     return with_simulated_figures(_search_with_dry_run(graph, machine, request, runnable))
@@ -279,11 +283,16 @@ def is_graph_file(spec: str | Path) -> bool:
 
 
 def dry_run(plan: Plan, model: str | Path) -> DryRun:
-    """Whether the model's own code accepts the plan's local shapes and stages: one step on meta, no process group."""
+    """Whether the model's own code accepts the plan's local shapes and stages: one step on meta, no process group.
+
+    Raises RequestError for a plan that the runtime does not carry out.
+    """
     from autopar.runtime.dry_run import cannot_cut
     from autopar.runtime.dry_run import dry_run as rehearse
+    from autopar.runtime.mesh import require_runnable
     from autopar.tracer import example_batch, rehearsal
 
+    require_runnable(plan)
     workload = plan.workload
     module, step = rehearsal(model, workload.seq_len, workload.dtype)
     result = rehearse(module, step, plan)
@@ -313,7 +322,7 @@ def _search_with_dry_run(graph: Graph, machine: Cluster, request: Request, model
                 raise
             rest = str(error) if isinstance(error, NoPlanFits) else "nothing else of what was asked is left"
             raise type(error)("\n".join(dict.fromkeys([*refused.values(), *left_whole.values(), rest]))) from None
-        if model is None:
+        if model is None or found.export_only:
             return found
         result = dry_run(found, model)
         if result.passed:

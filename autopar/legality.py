@@ -29,6 +29,10 @@ class Choices:
     cp: int = 1
     ep: int = 1
     etp: int = 1
+    sp: bool = False
+    seq_len: int | None = None
+    experts: int | None = None
+    """Routed experts of a block, 0 without any; None, like a `seq_len` of None: not looked at."""
 
     @property
     def micro_batches(self) -> int:
@@ -97,8 +101,23 @@ def zero_fits(c: Choices) -> str | None:
     return None
 
 
+def sequence_divides(c: Choices) -> str | None:
+    """Each cp rank holds an early and a late piece of every sequence, so that causal work is even; sp divides what it holds."""
+    if c.seq_len is None:
+        return None
+    if c.cp > 1 and c.seq_len % (2 * c.cp):
+        return f"seq_len({c.seq_len}) is not a multiple of 2 * cp({c.cp}): each rank holds an early and a late piece"
+    if c.sp and c.seq_len % (c.cp * c.tp):
+        return f"seq_len({c.seq_len}) is not a multiple of cp({c.cp}) * tp({c.tp}), over which sp divides it"
+    return None
+
+
 def experts_fit(c: Choices) -> str | None:
-    """Ep divides dp_shard * cp * tp and does not multiply; etp is 1 or tp."""
+    """Ep divides the experts and dp_shard * cp * tp, and does not multiply; etp is 1 or tp."""
+    if c.experts == 0 and c.ep > 1:
+        return f"ep({c.ep}) divides routed experts, and the model has none that are computed as grouped products"
+    if c.experts and c.experts % c.ep:
+        return f"ep({c.ep}) does not divide the {c.experts} experts of a block"
     if (c.dp * c.cp * c.tp) % (c.ep * c.etp):
         return f"ep({c.ep}) * etp({c.etp}) does not divide dp({c.dp}) * cp({c.cp}) * tp({c.tp}) = {c.dp * c.cp * c.tp}"
     if c.etp not in (1, c.tp):
@@ -106,4 +125,15 @@ def experts_fit(c: Choices) -> str | None:
     return None
 
 
-RULES = (degrees_multiply, batch_divides, zero_fits, schedule_fits, enough_blocks, experts_fit)
+RULES = (degrees_multiply, batch_divides, zero_fits, schedule_fits, enough_blocks, sequence_divides, experts_fit)
+
+
+def beyond_runtime(cp: int, ep: int, etp: int, tp: int) -> str | None:
+    """What of a mesh this package's runtime does not carry out; None where it carries out all of it.
+
+    `etp` tells nothing where a model has no experts: give tp.
+    """
+    found = [f"{name}={size}" for name, size in (("cp", cp), ("ep", ep)) if size > 1]
+    if etp != tp:
+        found.append(f"etp={etp} under tp={tp}")
+    return ", ".join(found) + " (it carries out pp, dp and tp)" if found else None

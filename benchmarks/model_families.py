@@ -102,7 +102,10 @@ def divided(family: Family, graph: Graph, degree: int) -> str:
     for sp, loss_parallel, whole_prologue in product((True, False), (True, False), (False, True)):
         prices, offered = _prices(graph, degree, loss_parallel, whole_prologue)
         if sp in offered and (sp or not whole_prologue):
-            model, c = SimpleNamespace(graph=graph, prices=prices), SimpleNamespace(tp=degree, sp=sp)
+            model, c = (
+                SimpleNamespace(graph=graph, prices=prices),
+                SimpleNamespace(tp=degree, sp=sp, cp=1, ep=1, etp=degree),
+            )
             if not loss_parallel and loss_is_parallel(model, c):
                 continue
             result = _rehearsed(family, graph, model, c)

@@ -225,7 +225,7 @@ def _case(run: Run, habits: Executor, choice: Choice) -> tuple[Case, Answer]:
         executor=habits.name,
     )
     graph = graph_of(_architecture(run, habits))
-    model = Model(graph, topology, chip, UNLIMITED_BYTES, request, run.cp, run.ep, _etp(run))
+    model = Model(graph, topology, chip, UNLIMITED_BYTES, request)
     _divide(model.prices, run.tp, sp, graph.class_counts)
     case = Case(model, configuration)
     return case, Answer(_blocks(run, configuration), 1.0)

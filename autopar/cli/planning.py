@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 
 import autopar
-from autopar.cli.arguments import DTYPES, KERNELS, MODEL_HELP, fraction, own_output_only, positive, straggler
+from autopar.cli.arguments import (
+    DTYPES,
+    KERNELS,
+    MODEL_HELP,
+    fraction,
+    own_output_only,
+    positive,
+    positive_number,
+    straggler,
+)
 from autopar.documents.base import require_writable
 
 
@@ -57,6 +66,20 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-margin", default="5%", metavar="M", help="device memory left free; default: %(default)s"
     )
+    parser.add_argument(
+        "--moe-imbalance",
+        type=positive_number,
+        default=1.0,
+        metavar="F",
+        help="assumed: tokens of the most loaded ep rank over the mean; default: %(default)s",
+    )
+    parser.add_argument(
+        "--target",
+        default="run",
+        metavar="NAME",
+        help="who carries the plan out: run (autopar run), or megatron or torchtitan, which offers cp, ep and etp too, prices "
+        "that framework's habits and marks the plan export-only; default: %(default)s",
+    )
     parser.add_argument("-o", "--output", default="plan.json", metavar="FILE", help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print the Plan instead of a summary")
 
@@ -81,6 +104,8 @@ def _plan(options: argparse.Namespace) -> None:
             devices=options.devices,
             time_limit=options.time_limit,
             memory_margin=fraction(options.memory_margin),
+            moe_imbalance=options.moe_imbalance,
+            target=options.target,
         )
     plan.save(options.output)
     if options.json:

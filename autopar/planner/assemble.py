@@ -21,6 +21,7 @@ from autopar.documents.plan import (
     StageCost,
     Workload,
 )
+from autopar.legality import beyond_runtime
 from autopar.planner.bills import Holding
 from autopar.planner.case import Case, Model
 from autopar.planner.estimate import StageChoice, chunk_sizes
@@ -28,7 +29,7 @@ from autopar.planner.placements import conversions, loss_is_parallel, placements
 from autopar.planner.stages import Answer
 from autopar.pricing import RecomputePrice
 from autopar.version import __version__
-from cost_models.memory import RESERVE_FRACTION, activation_peak, communicator_bytes, context_bytes
+from cost_models.memory import RESERVE_FRACTION, activation_peak, context_bytes
 from cost_models.uncertainty import interval
 from hardware_profiles.chip import normal_dtype
 from hardware_profiles.cluster import Cluster
@@ -71,6 +72,8 @@ def assemble(model: Model, cluster: Cluster, best: Chosen, others: Sequence[Chos
             "memory_margin": request.memory_margin,
             "fixed": ",".join(f"{key}={value}" for key, value in request.fixed.items()),
             "forbidden": ",".join(request.forbidden),
+            "target": request.target,
+            **({"moe_imbalance": request.moe_imbalance} if model.prices.expert_count else {}),
         },
         costs=costs,
         predicted=Predicted(
@@ -86,9 +89,45 @@ def assemble(model: Model, cluster: Cluster, best: Chosen, others: Sequence[Chos
         ),
         certificate=certificate,
         alternatives=tuple(_alternatives(best, others)),
-        numerics=tuple(f"{note.where}: {note.message}" for note in model.graph.notes if note.kind == "mixes_batch"),
-        notes=(*_chip_notes(model), *(f"{n.where}: {n.message}" for n in model.graph.notes if n.kind != "mixes_batch")),
+        export_only=not_runnable(case) is not None,
+        numerics=tuple(_numerics(case)),
+        notes=(
+            *_carrier_notes(case),
+            *_chip_notes(model),
+            *(f"{n.where}: {n.message}" for n in model.graph.notes if n.kind != "mixes_batch"),
+        ),
     )
+
+
+def _numerics(case: Case) -> Iterator[str]:
+    """What mixes the batch, and which of the plan's divisions change what comes of it."""
+    c = case.c
+    parts = [f"{name}={size}" for name, size in (("dp", c.dp), ("cp", c.cp)) if size > 1]
+    parts += [f"{c.micro_batches} micro-batches"] if c.micro_batches > 1 else []
+    verb = "does" if len(parts) == 1 and c.micro_batches == 1 else "do"
+    said = f"here {' and '.join(parts)} {verb} so" if parts else "nothing here does so"
+    for note in case.model.graph.notes:
+        if note.kind == "mixes_batch":
+            yield f"{note.where}: {note.message} ({said})"
+
+
+def not_runnable(case: Case) -> str | None:
+    """Why `autopar run` does not carry a configuration out; None where it does."""
+    c, request = case.c, case.model.request
+    beyond = beyond_runtime(c.cp, c.ep, c.etp if case.model.prices.expert_count else c.tp, c.tp)
+    made = f"made and priced for {request.target}" if request.target != "run" else None
+    return "; ".join(filter(None, (made, beyond))) or None
+
+
+def _carrier_notes(case: Case) -> Iterator[str]:
+    """What runs the plan, and what another target would offer."""
+    if (reason := not_runnable(case)) is not None:
+        yield f"not runnable by autopar run: {reason}"
+    elif case.model.prices.expert_count:
+        yield "ep is not offered: autopar run does not carry it out; --target megatron searches over ep, etp and cp"
+    imbalance = case.model.request.moe_imbalance
+    if imbalance > 1:
+        yield f"assumed: the most loaded of the ep={case.c.ep} ranks gets {min(imbalance, case.c.ep):g} times the mean's tokens"
 
 
 def stage_costs(case: Case, answer: Answer) -> tuple[StageCost, ...]:
@@ -105,7 +144,9 @@ def _chip_notes(model: Model) -> Iterator[str]:
 
 def _mesh(case: Case) -> Mesh:
     c = case.c
-    return Mesh(pp=c.pp, tp=c.tp, cp=c.cp, dp_replicate=c.dp if c.zero == 0 else 1, dp_shard=1 if c.zero == 0 else c.dp)
+    replicate, shard = (c.dp, 1) if c.zero == 0 else (1, c.dp)
+    etp = c.etp if case.model.prices.expert_count else 1
+    return Mesh(pp=c.pp, dp_replicate=replicate, dp_shard=shard, cp=c.cp, tp=c.tp, ep=c.ep, etp=etp)
 
 
 def _schedule(case: Case) -> Schedule:
@@ -238,13 +279,9 @@ class _Stages:
         """Everything priced that a simulation needs."""
         case, bills = self.case, self.case.bills
         held = self._held(stage)
-        dp = bills.data_parallel(held.parameters, held.largest_unit)
+        dp = bills.data_parallel(held)
         memory = bills.states(held) | {"workspace": bills.static(held) - sum(bills.states(held).values())}
-        groups = sum(size > 1 for size in (case.c.pp, case.c.replicas, case.c.tp))
-        memory |= {
-            "communicators": communicator_bytes(case.model.chip, groups),
-            "context": context_bytes(case.model.chip),
-        }
+        memory |= {"communicators": bills.communicators, "context": context_bytes(case.model.chip)}
         chunks = []
         for chunk, (first, end) in enumerate(self.runs[stage]):
             share = (
@@ -267,7 +304,7 @@ class _Stages:
             )
         return StageCost(
             chunks=tuple(chunks),
-            optimizer_seconds=bills.optimizer_seconds(held.parameters),
+            optimizer_seconds=bills.optimizer_seconds(held),
             gathers=dp.gathers,
             reduces="each_backward" if dp.reduces == "each_backward" else "once",
             dp_overlap=bills.overlap,
@@ -341,14 +378,15 @@ class _Stages:
                     parts["compute"] += action.compute_seconds * c.micro_batches
                     parts["recompute"] += action.recompute_seconds * c.micro_batches
                     parts["overhead"] += action.overhead_seconds * c.micro_batches
-                    parts["tp"] += action.exposed_seconds * c.micro_batches
+                    for item in action.collectives:
+                        parts[item.axis] += item.seconds * (1 - item.overlap) * c.micro_batches
             choice, held = self.choice(stage), self._held(stage)
             work = sum(
                 self._action(first, end, phase).seconds
                 for first, end in self.runs[stage]
                 for phase in ("forward", "backward")
             )
-            update = self.case.bills.optimizer_seconds(held.parameters)
+            update = self.case.bills.optimizer_seconds(held)
             parts["optimizer"] += update
             parts["dp"] += max(0.0, choice.work - work) * c.micro_batches + choice.once - update
         parts = {name: seconds / c.pp for name, seconds in parts.items()}

@@ -45,11 +45,11 @@ class Holding:
     """What a rank holds beside its blocks' kept activations."""
 
     parameters: float
-    """Trainable elements after tp."""
-    frozen: float
-    largest_unit: float
+    """Trainable elements after tp and ep."""
+    frozen: float = 0.0
+    largest_unit: float = 0.0
     """Elements of the largest unit that ZeRO gathers at once."""
-    workspace: float
+    workspace: float = 0.0
     experts: float = 0.0
     """Of the trainable elements, those of experts: their states are divided over the ranks that hold the same experts."""
 
@@ -102,8 +102,13 @@ class Bills:
     @cached_property
     def outside(self) -> float:
         """Context and communicators, bytes."""
-        groups = sum(size > 1 for size in (self.c.pp, self.c.replicas, self.c.tp))
-        return communicator_bytes(self.chip, groups) + context_bytes(self.chip)
+        return self.communicators + context_bytes(self.chip)
+
+    @cached_property
+    def communicators(self) -> float:
+        """Bytes of the groups that a rank joins."""
+        groups = sum(size > 1 for size in (self.c.pp, self.c.replicas, self.c.tp, self.c.ep))
+        return communicator_bytes(self.chip, groups)
 
     @property
     def allocatable(self) -> float:
@@ -121,8 +126,7 @@ class Bills:
 
     def _states_with_experts(self, holding: Holding) -> dict[str, float]:
         shared = (holding.parameters - holding.experts, holding.largest_unit, holding.frozen)
-        ranks = max(1, self.c.replicas * self.c.tp // (self.c.ep * self.c.etp))
-        pairs = zip(self._rates(self.c.shards).items(), self._rates(ranks).values(), strict=True)
+        pairs = zip(self._rates(self.c.shards).items(), self._rates(self.c.expert_replicas).values(), strict=True)
         return {name: sum(map(operator.mul, rate, shared)) + own[0] * holding.experts for (name, rate), own in pairs}
 
     def _rates(self, shards: int) -> dict[str, tuple[float, ...]]:
@@ -140,18 +144,20 @@ class Bills:
         """Allocated bytes that do not follow the schedule."""
         return sum(self.states(holding).values()) + holding.workspace + WORKSPACE_BYTES
 
-    def optimizer_seconds(self, parameters: float) -> float:
+    def optimizer_seconds(self, held: Holding) -> float:
         """One update of the rank's share."""
-        share = parameters / (self.c.shards if self.c.zero >= 1 else 1)
+        share = held.parameters
+        if self.c.zero:
+            share = (held.parameters - held.experts) / self.c.shards + held.experts / self.c.expert_replicas
         key = ("optimizer", share)
         if key not in self.known:
             moved = optimizer_traffic_bytes(share, self.request.optimizer, self.request.dtype)
             self.known[key] = float(pointwise_seconds(self.chip, moved, "optimizer"))
         return self.known[key]
 
-    def data_parallel(self, parameters: float, unit: float) -> DataParallel:
-        """Gathers and reductions of a rank that holds `parameters` elements in units of about `unit`."""
-        if self.c.replicas == 1:
+    def data_parallel(self, held: Holding) -> DataParallel:
+        """Gathers and reductions of a rank, in units of about its largest; experts over the ranks that hold the same ones."""
+        if self.c.replicas == 1 and self.c.expert_replicas == 1:
             return DataParallel(0.0, 0.0, "never", "never", 0.0)
         each = self.c.zero == 3 and self.c.pp == 1
         gathers: Literal["never", "once", "each_action"] = (
@@ -159,28 +165,37 @@ class Bills:
         )
         # Zero 2 over several micro-batches keeps whole gradients and reduces after the last (`cost_models.memory.held_as`).
         late = self.c.zero < 2 or self.c.pp > 1 or (self.c.zero == 2 and self.c.micro_batches > 1)
-        share = unit / parameters if parameters and self.executor.ends_exposed else 0.0
-        gathered = parameters * max(element_bytes(self.request.dtype), 2.0)
-        reduced = parameters * self.executor.gradient_bytes(self.request.dtype)
-        pieces = self._pieces(gathered, parameters, unit)
-        gather = self._dp_seconds("all_gather", gathered, pieces, self.c.shards) if self.c.zero else 0.0
+        share = held.largest_unit / held.parameters if held.parameters and self.executor.ends_exposed else 0.0
+        gathered = max(element_bytes(self.request.dtype), 2.0)
+        reduced = self.executor.gradient_bytes(self.request.dtype)
+        gather = self._over_replicas("all_gather", held, gathered, self.c.shards) if self.c.zero else 0.0
         kind: Kind = "reduce_scatter" if self.c.zero else "all_reduce"
-        reduce = self._dp_seconds(kind, reduced, self._pieces(reduced, parameters, unit), self.c.replicas)
+        reduce = self._over_replicas(kind, held, reduced, self.c.replicas)
         if self.c.zero in (1, 2):
             gather += self.executor.broadcast_seconds * self.c.shards
         return DataParallel(gather, reduce, gathers, "once" if late else "each_backward", min(share, 1.0))
 
-    def _pieces(self, bytes_: float, parameters: float, unit: float) -> float:
-        """Collectives that move a rank's gradients or parameters: one for each unit (fully_shard), or for each bucket."""
-        if self.c.zero and self.executor.gathers_units:
-            return max(1.0, parameters / unit) if unit else 1.0
-        return max(1.0, bytes_ / self.executor.bucket_bytes)
+    def _over_replicas(self, kind: Kind, held: Holding, width: float, ranks: int) -> float:
+        """Seconds to move `width` bytes of every element over `ranks`; experts that ep spreads, over replicas of their own."""
+        experts = held.experts if self.c.ep * self.c.etp != self.c.tp else 0.0
+        units = max(1.0, held.parameters / held.largest_unit) if held.largest_unit else 1.0
+        parts = (held.parameters - experts, ranks, self.c.tp), (experts, self.c.expert_replicas, self.c.ep * self.c.etp)
+        return sum(
+            self._dp_seconds(kind, elements * width, units, own, stride)
+            for elements, own, stride in parts
+            if elements and own > 1
+        )
 
-    def _dp_seconds(self, kind: Kind, bytes_: float, pieces: float, ranks: int) -> float:
-        """Seconds of as many collectives that move `bytes_` together; never less than one that moves them all."""
-        key = (kind, bytes_, pieces, ranks, self.c.tp)
+    def _dp_seconds(self, kind: Kind, bytes_: float, units: float, ranks: int, stride: int) -> float:
+        """Seconds of collectives that move `bytes_` together, one for each unit (fully_shard) or for each bucket.
+
+        Never less than one that moves them all.
+        """
+        by_unit = self.c.zero and self.executor.gathers_units
+        pieces = units if by_unit else max(1.0, bytes_ / self.executor.bucket_bytes)
+        key = (kind, bytes_, pieces, ranks, stride)
         if key not in self.known:
-            group = self.topology.strided(ranks, self.c.tp)
+            group = self.topology.strided(ranks, stride)
             whole, piece = collective_seconds(kind, np.array([bytes_, bytes_ / pieces]), group, self.chip)
             self.known[key] = max(float(whole), pieces * float(piece))
         return self.known[key]
@@ -205,9 +220,9 @@ class Bills:
         # A backward's gathers and reductions share its compute and the network.
         return seconds + self._exposed(gather, forward) + self._exposed(gather + reduce, backward)
 
-    def once(self, forward: float, backward: float, dp: DataParallel, parameters: float) -> float:
+    def once(self, forward: float, backward: float, dp: DataParallel, held: Holding) -> float:
         """Seconds that a rank spends once a step: exposed gathers and reductions, the update."""
-        seconds = self.optimizer_seconds(parameters)
+        seconds = self.optimizer_seconds(held)
         if dp.gathers == "once":
             seconds += self._with_end(dp.gather, dp.bare_share, forward)
         elif dp.gathers == "each_action":

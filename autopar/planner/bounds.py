@@ -2,34 +2,72 @@
 
     step >= (m - 1/v) g(max(A, W*)) + p A / v + sends + U + b D
     step >= (m - 1/v - 1) max(A, W*) + p A / v + sends + U + D
+    step >= m A                                                            of all schedules, chunks and ZeRO stages at once
 
-A: work of all layers over p, with the share of dp collectives that nothing hides; W*: the least that the busiest
-stage can have when blocks are whole, one or more a chunk; g and sends as in `estimate`. Of an average stage, U: the update; D:
-what it gathers and reduces once a step, of which a share b hides behind nothing and the rest behind one forward and one backward
-at most. Recompute counts at the cheapest entry of its menu. Every term is at most what the stages' own objective has
-(`estimate.Pipeline`).
+A: work of all layers over p, with the share of dp collectives that nothing hides (in the last line, without); W*: the least
+that the busiest stage can have when blocks are whole, one or more a chunk; g and sends as in `estimate`. Of an average stage,
+U: the update; D: what it gathers and reduces once a step, of which a share b hides behind nothing and the rest behind one
+forward and one backward at most. Recompute counts at the cheapest entry of its menu. Every term is at most what the stages'
+own objective has (`estimate.Pipeline`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from autopar.planner.bills import Bills
+from autopar.planner.bills import Bills, Holding
 from autopar.planner.case import Case, Model, Totals
 from autopar.planner.estimate import Pipeline
-from autopar.planner.space import Configuration
+from autopar.planner.space import Configuration, Offer, Prefix, expand
+
+ROUNDING = 1e-9
+"""A prefix comes before its configurations also where their bounds are equal."""
 
 
-def by_bound(model: Model, space: Sequence[Configuration]) -> list[tuple[float, Configuration]]:
-    """Configurations with their bounds, least first; of equal ones the simpler first."""
-    bounds = _Bounds(model)
-    return sorted(((bounds.seconds(c), c) for c in space), key=lambda item: (item[0], _simplicity(item[1])))
+class Ranked:
+    """Every configuration with its bound, least first, of equal ones the simpler first.
+
+    Configurations of a prefix are bounded one by one only when the prefix's own bound comes up.
+    """
+
+    def __init__(self, model: Model, offer: Offer, prefixes: Sequence[Prefix], bounds: _Bounds | None = None) -> None:
+        self.model, self.offer, self.prefixes = model, offer, prefixes
+        self._bounds = bounds or _Bounds(model)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.configurations())
+
+    def configurations(self) -> Iterator[Configuration]:
+        """In no order."""
+        for prefix in self.prefixes:
+            yield from expand(self.model.request, self.offer, prefix)
+
+    def __iter__(self) -> Iterator[tuple[float, Configuration]]:
+        heap: list[tuple[float, tuple[int, ...], int, Prefix | Configuration]] = [
+            (self._bounds.least(prefix), (), number, prefix) for number, prefix in enumerate(self.prefixes)
+        ]
+        heapq.heapify(heap)
+        count = len(heap)
+        while heap:
+            bound, _, _, found = heapq.heappop(heap)
+            if isinstance(found, Configuration):
+                yield bound, found
+                continue
+            for c in expand(self.model.request, self.offer, found):
+                count += 1
+                heapq.heappush(heap, (self._bounds.seconds(c), _simplicity(c), count, c))
+
+    def only(self, wanted: Callable[[Prefix], bool]) -> Ranked:
+        """Those of some prefixes."""
+        return Ranked(self.model, self.offer, [p for p in self.prefixes if wanted(p)], self._bounds)
 
 
 def _simplicity(c: Configuration) -> tuple[int, ...]:
-    """Less pipeline, less tensor parallelism, fewer chunks, 1F1B before GPipe, lower ZeRO."""
-    return (c.pp, c.tp, c.virtual_stages, int(c.schedule == "gpipe"), c.zero, int(c.sp), c.micro_batch)
+    """Fewer axes, less pipeline, less tensor parallelism, fewer chunks, 1F1B before GPipe, lower ZeRO."""
+    gpipe = int(c.schedule == "gpipe")
+    return (c.cp, c.ep, c.pp, c.tp, c.virtual_stages, gpipe, c.zero, int(c.sp), c.micro_batch, -c.etp)
 
 
 class _DataParallel(NamedTuple):
@@ -46,13 +84,24 @@ class _Bounds:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.busiest: dict[tuple[int, bool, int, int, int], float] = {}
-        self.terms: dict[tuple[int, ...], _DataParallel] = {}
-        self.sends: dict[tuple[int, ...], float] = {}
+        self.busiest: dict[tuple[object, ...], float] = {}
+        self.terms: dict[tuple[object, ...], _DataParallel] = {}
+        self.sends: dict[tuple[object, ...], float] = {}
+        self.known: dict[Configuration, float] = {}
+
+    def least(self, prefix: Prefix) -> float:
+        """The bound of all configurations of a prefix."""
+        work = self.model.totals(prefix.inside, prefix.micro_batch).work
+        return prefix.micro_batches * work / prefix.pp * (1 - ROUNDING)
 
     def seconds(self, c: Configuration) -> float:
         """The bound of one configuration."""
-        totals, dp = self.model.totals(c), self._data_parallel(c)
+        if c not in self.known:
+            self.known[c] = self._seconds(c)
+        return self.known[c]
+
+    def _seconds(self, c: Configuration) -> float:
+        totals, dp = self.model.totals(c.inside, c.micro_batch), self._data_parallel(c)
         average = max(totals.work / c.pp + dp.per_action * dp.bare, dp.per_action)
         most = max(average, self._busiest(c, totals))
         pipeline = Pipeline(c.pp, c.micro_batches, c.virtual_stages, self._send(c), c.schedule, totals.forward_share)
@@ -65,11 +114,12 @@ class _Bounds:
 
     def _data_parallel(self, c: Configuration) -> _DataParallel:
         """Gathers and reductions of an average stage."""
-        key = (c.pp, c.tp, c.dp, c.zero, int(c.micro_batches > 1))
+        key = (c.pp, c.inside, c.dp, c.zero, c.micro_batches > 1)
         if key not in self.terms:
             bills: Bills = Case(self.model, c).bills
-            each = self.model.totals(c).parameters / c.pp
-            dp = bills.data_parallel(each, 0.0)
+            totals = self.model.totals(c.inside, c.micro_batch)
+            each = Holding(totals.parameters / c.pp, experts=totals.experts / c.pp)
+            dp = bills.data_parallel(each)
             per_action = 2 * dp.gather if dp.gathers == "each_action" else 0.0
             per_action += dp.reduce if dp.reduces == "each_backward" else 0.0
             per_step = (dp.gather if dp.gathers == "once" else 0.0) + (dp.reduce if dp.reduces == "once" else 0.0)
@@ -77,13 +127,13 @@ class _Bounds:
         return self.terms[key]
 
     def _send(self, c: Configuration) -> float:
-        key = (c.tp, int(c.sp), c.micro_batch, c.dp, min(c.pp, 2))
+        key = (c.inside, c.micro_batch, c.dp, min(c.pp, 2))
         if key not in self.sends:
             self.sends[key] = Case(self.model, c).pipeline.send_seconds
         return self.sends[key]
 
     def _busiest(self, c: Configuration, totals: Totals) -> float:
-        key = (c.tp, c.sp, c.micro_batch, c.pp, c.virtual_stages)
+        key = (c.inside, c.micro_batch, c.pp, c.virtual_stages)
         if key not in self.busiest:
             works = totals.works
             if c.pp == 1:

@@ -13,8 +13,9 @@ from autopar.planner.columns import Column, Menu, best_mix, column, layers_of
 from autopar.planner.estimate import Pipeline, StageChoice, chunk_sizes
 from autopar.planner.pricelist import PriceList
 from autopar.planner.request import Request
-from autopar.planner.space import Configuration
+from autopar.planner.space import Configuration, Inside
 from autopar.planner.stages import Answer, solve_any, solve_equal
+from autopar.pricing.division import divided_atom
 from hardware_profiles.chip import Chip
 from hardware_profiles.topology import Topology
 
@@ -34,6 +35,8 @@ class Totals:
 
     works: tuple[float, ...]
     parameters: float
+    experts: float
+    """Of the parameters."""
     forward_share: float
     """Of all work."""
 
@@ -46,23 +49,13 @@ class Totals:
 class Model:
     """What all configurations of a search share."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        topology: Topology,
-        chip: Chip,
-        capacity: float,
-        request: Request,
-        cp: int = 1,
-        ep: int = 1,
-        etp: int = 0,
-    ) -> None:
+    def __init__(self, graph: Graph, topology: Topology, chip: Chip, capacity: float, request: Request) -> None:
         self.graph, self.topology, self.chip, self.capacity, self.request = graph, topology, chip, capacity, request
         self.layers = layers_of(graph)
-        self.prices = PriceList(graph, topology, chip, request, cp, ep, etp)
+        self.prices = PriceList(graph, topology, chip, request)
         self.modes = self._modes()
-        self._columns: dict[tuple[str, int, bool, int], Column] = {}
-        self._totals: dict[tuple[int, bool, int], Totals] = {}
+        self._columns: dict[tuple[str, Inside, int], Column] = {}
+        self._totals: dict[tuple[Inside, int], Totals] = {}
         self.known: Known = {}
 
     @cached_property
@@ -72,37 +65,59 @@ class Model:
         inner = any(layer.before for layer in self.layers[1:]) or any(layer.after for layer in self.layers[:-1])
         return len(classes) == 1 and not inner
 
+    @cached_property
+    def is_divisible_by_cp(self) -> bool:
+        """Whether positions of a sequence meet each other in fused attention only: its keys and values are what cp exchanges."""
+        follows = {atom.id: atom.follows for atom in self.graph.indices}
+        return not any(
+            operator.model_flops
+            and not operator.name.startswith("autopar.attention")
+            and "grouped" not in operator.name
+            and any(
+                dim.role != "parallel" and follows.get(divided_atom(block_class, dim) or -1) == "sequence"
+                for dim in operator.local_dims
+            )
+            for block_class in map(self.graph.class_by_name.__getitem__, {layer.block_class for layer in self.layers})
+            for operator in block_class.operators
+            if operator.phase == "forward"
+        )
+
     def _modes(self) -> tuple[str, ...]:
         fixed = self.request.fixed.get("recompute")
         if fixed is not None:
             return (str(fixed),)
         return ("none",) if "recompute" in self.request.forbidden else ("none", "selective", "full")
 
-    def column(self, class_name: str, c: Configuration) -> Column:
-        """A class under a configuration."""
-        key = (class_name, c.tp, c.sp, c.micro_batch)
+    def column(self, class_name: str, inside: Inside, micro_batch: int) -> Column:
+        """A class under what divides it."""
+        key = (class_name, inside, micro_batch)
         if key not in self._columns:
             is_end = all(layer.block_class != class_name for layer in self.layers)
-            price = self.prices.price(class_name, c.tp, c.sp, c.micro_batch)
+            price = self.prices.price(class_name, inside, micro_batch)
             self._columns[key] = column(price, ("none",) if is_end else self.modes)
         return self._columns[key]
 
-    def totals(self, c: Configuration) -> Totals:
+    def totals(self, inside: Inside, micro_batch: int) -> Totals:
         """Sums over all layers without recompute beyond what every entry of the menu costs."""
-        key = (c.tp, c.sp, c.micro_batch)
+        key = (inside, micro_batch)
         if key not in self._totals:
             kinds = [(layer.block_class, *layer.before, *layer.after) for layer in self.layers]
-            each = {kind: self._layer(kind, c) for kind in set(kinds)}
-            works = tuple(each[kind][0] for kind in kinds)
-            forward = sum(self.column(name, c).forward for kind in kinds for name in kind)
-            self._totals[key] = Totals(works, sum(each[kind][1] for kind in kinds), forward / sum(works))
+            each = {kind: [self.column(name, *key) for name in kind] for kind in set(kinds)}
+            work = {kind: sum(_least(item) for item in columns) for kind, columns in each.items()}
+            works = tuple(work[kind] for kind in kinds)
+            every = [item for kind in kinds for item in each[kind]]
+            self._totals[key] = Totals(
+                works,
+                parameters=sum(item.price.parameter_elements for item in every),
+                experts=sum(item.price.expert_elements for item in every),
+                forward_share=sum(item.forward for item in every) / sum(works),
+            )
         return self._totals[key]
 
-    def _layer(self, names: tuple[str, ...], c: Configuration) -> tuple[float, float]:
-        """Work and parameters of a block with its ends."""
-        columns = [self.column(name, c) for name in names]
-        work = sum(item.forward + item.backward + float(item.menu.seconds.min()) for item in columns)
-        return work, sum(item.price.parameter_elements for item in columns)
+
+def _least(item: Column) -> float:
+    """Seconds of a class per micro-batch at the cheapest entry of its menu."""
+    return item.forward + item.backward + float(item.menu.seconds.min())
 
 
 class Case:
@@ -123,17 +138,18 @@ class Case:
 
     def column(self, class_name: str) -> Column:
         """A class under this configuration."""
-        return self.model.column(class_name, self.c)
+        return self.model.column(class_name, self.c.inside, self.c.micro_batch)
 
     @cached_property
     def totals(self) -> Totals:
         """Sums over the model."""
-        return self.model.totals(self.c)
+        return self.model.totals(self.c.inside, self.c.micro_batch)
 
     @cached_property
     def surely_too_large(self) -> float:
         """Bytes by which an average stage's states alone exceed what may be allocated (negative: they fit)."""
-        held = sum(self.bills.states(Holding(self.totals.parameters / self.c.pp, 0.0, 0.0, 0.0)).values())
+        totals, pp = self.totals, self.c.pp
+        held = sum(self.bills.states(Holding(totals.parameters / pp, experts=totals.experts / pp)).values())
         return held - self.bills.allocatable
 
     # Stages.
@@ -180,9 +196,9 @@ class Case:
             return None
         extra, mix = mixed
         forward, backward = self.actions(counts, ends, extra)
-        dp = self.bills.data_parallel(held.parameters, held.largest_unit)
+        dp = self.bills.data_parallel(held)
         work = self.bills.per_micro_batch(forward, backward, dp)
-        once = self.bills.once(forward, backward, dp, held.parameters)
+        once = self.bills.once(forward, backward, dp, held)
         return StageChoice(self._by_chunk(stage, sizes, work, ends), once, mix)
 
     def _by_chunk(self, stage: int, sizes: tuple[int, ...], work: float, ends: Sequence[str]) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.documents.plan import PARTS, Alternative, Plan
+from autopar.documents.plan import PARTS, Alternative, Mesh, Plan
 from cost_models.in_flight import activation_peak
 from hardware_profiles.chip import GIB
 
@@ -19,6 +19,8 @@ PART_NAMES = {
     "optimizer": "optimizer",
     "overhead": "host and launches",
 }
+STATED = ("moe_imbalance", "target", "fixed", "forbidden")
+"""Options of a plan that say what was asked or assumed."""
 WORTH_SAYING = 0.002
 """Parts below this share of the step are not listed."""
 
@@ -26,13 +28,20 @@ WORTH_SAYING = 0.002
 def one_line(plan: Plan) -> str:
     """``pp=8 tp=8 dp=16 zero=1 ...``."""
     mesh, schedule = plan.mesh, plan.schedule
-    words = [f"pp={mesh.pp}", f"tp={mesh.tp}", f"dp={mesh.dp}", f"zero={plan.stages[0].zero}"]
+    words = [degrees(mesh), f"zero={plan.stages[0].zero}"]
     if mesh.tp > 1:
         words.append(f"sp={int(bool(plan.options.get('sp')))}")
     words += [f"micro_batch={schedule.micro_batch}", f"schedule={schedule.name}"]
     if schedule.virtual_stages > 1:
         words.append(f"virtual_stages={schedule.virtual_stages}")
     return " ".join([*words, f"recompute={recompute_words(plan)}"])
+
+
+def degrees(mesh: Mesh) -> str:
+    """``pp=8 tp=8 dp=16``, with cp, ep and etp where they divide."""
+    words = [f"pp={mesh.pp}", f"tp={mesh.tp}", f"dp={mesh.dp}"]
+    words += [f"{name}={size}" for name, size in (("cp", mesh.cp), ("ep", mesh.ep)) if size > 1]
+    return " ".join([*words, f"etp={mesh.etp}"] if mesh.ep > 1 and mesh.tp > 1 else words)
 
 
 def recompute_words(plan: Plan) -> str:
@@ -54,7 +63,7 @@ def summary(plan: Plan) -> str:
         f"{plan.model.spec} ({_count(plan.model.parameters)} parameters) on {devices} devices of {plan.cluster.name}",
         f"workload  global_batch={w.global_batch}{length} dtype={w.dtype} optimizer={w.optimizer} "
         f"kernels={w.kernels} memory_margin={float(plan.options.get('memory_margin', 0)):.0%} objective=time"
-        + "".join(f" {key}={plan.options[key]}" for key in ("fixed", "forbidden") if plan.options.get(key)),
+        + "".join(f" {key}={plan.options[key]}" for key in STATED if plan.options.get(key)),
         f"plan      {one_line(plan)}",
         f"step      {seconds(p.step_seconds)}  (80 % interval {seconds(p.step_seconds_low)} to {seconds(p.step_seconds_high)})",
         f"rate      {p.tokens_per_second / devices:,.0f} {w.unit}/s/device, {p.tokens_per_second:,.0f} {w.unit}/s",
@@ -128,7 +137,7 @@ def _ranges(values: list[str], most: int = 10) -> str:
 
 
 def _parts(parts: dict[str, float], step: float) -> str:
-    always = ("bubble", "tp", "dp")
+    always = ("bubble", "tp", "dp", "ep") if parts.get("ep") else ("bubble", "tp", "dp")
     named = ((value, name) for name, value in parts.items() if value > WORTH_SAYING * step or name in always)
     shown = sorted(named, reverse=True)
     return ", ".join(f"{name} {value / step:.1%}" for value, name in shown)
@@ -146,9 +155,7 @@ def _alternative(plan: Plan, item: Alternative) -> str:
     mesh, schedule = item.mesh, item.schedule
     slower = item.step_seconds / plan.certificate.bound_seconds - 1 if plan.certificate else 0.0
     lost = [f"{name} +{seconds(value)}" for name, value in list(item.loses_by.items())[:2]]
-    words = (
-        f"pp={mesh.pp} tp={mesh.tp} dp={mesh.dp} zero={item.zero} micro_batch={schedule.micro_batch} {schedule.name}"
-    )
+    words = f"{degrees(mesh)} zero={item.zero} micro_batch={schedule.micro_batch} {schedule.name}"
     return f"{words} recompute={item.recompute}: +{slower:.1%}, loses by {', '.join(lost) or 'nothing single'}"
 
 
@@ -157,11 +164,14 @@ def _certificate(plan: Plan) -> list[str]:
     if c is None:
         return []
     stopped = f", stopped by {c.space['stopped']}" if "stopped" in c.space else ""
+    dry_run = "passed" if plan.dry_run == "passed" else "not run (a saved graph holds no code to run)"
+    if plan.export_only:
+        dry_run = "not run (autopar run does not carry this plan out)"
     return [
         f"certificate  {c.enumerated:,} configurations: {c.solved} solved, {c.excluded_by_bound:,} excluded by bound, "
         f"{c.infeasible} whose states alone do not fit; gap {c.gap:.2%}{stopped}",
         f"             optimal for the {c.objective} over the stated space ({c.solver}, {c.search_seconds:.2f} s)",
-        f"dry run      {'passed' if plan.dry_run == 'passed' else 'not run (a saved graph holds no code to run)'}",
+        f"dry run      {dry_run}",
     ]
 
 
@@ -180,8 +190,9 @@ def _reasons(plan: Plan) -> list[str]:
     for item in plan.alternatives[:2]:
         if item.loses_by:
             name = next(iter(item.loses_by))
-            mesh = f"pp={item.mesh.pp} tp={item.mesh.tp} dp={item.mesh.dp}"
-            lines.append(f"  With {mesh} {PART_NAMES[name]} would cost {seconds(item.loses_by[name])} more.")
+            lines.append(
+                f"  With {degrees(item.mesh)} {PART_NAMES[name]} would cost {seconds(item.loses_by[name])} more."
+            )
     return lines
 
 

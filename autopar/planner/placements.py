@@ -15,16 +15,34 @@ from autopar.pricing.division import PARTIAL, WHOLE_PARTIAL_GRADIENT, SiteConver
 
 
 def placements(model: Model, c: Configuration) -> dict[str, dict[str, str | SegmentPlacement]]:
-    """Parameter -> tp -> placement; empty without tp. ``*`` stands for the block's number where all blocks are alike."""
-    if c.tp == 1:
+    """Parameter -> axis -> placement, where tp or ep divide. ``*`` stands for the block's number where all blocks are alike.
+
+    Experts are divided over ep, and over tp only where etp is tp.
+    """
+    if c.tp == c.ep == 1:
         return {}
     found: dict[str, dict[str, str | SegmentPlacement]] = {}
     for prefix, class_name in _places(model):
         division = model.prices.division(class_name, c.tp, c.sp)
-        for parameter in model.graph.class_by_name[class_name].parameters:
+        block_class = model.graph.class_by_name[class_name]
+        for parameter in block_class.parameters:
             if parameter.tensor is not None:
-                found[prefix + parameter.name] = {"tp": _placement(model, division, class_name, parameter.tensor)}
+                own: dict[str, str | SegmentPlacement] = {}
+                numbered = _expert_dim(model, class_name, parameter.tensor)
+                if c.tp > 1:
+                    of_tp = numbered is None or c.etp == c.tp
+                    own["tp"] = _placement(model, division, class_name, parameter.tensor) if of_tp else "Replicate"
+                if c.ep > 1:
+                    own["ep"] = "Replicate" if numbered is None else f"Shard({numbered})"
+                found[prefix + parameter.name] = own
     return found
+
+
+def _expert_dim(model: Model, class_name: str, tensor: int) -> int | None:
+    """The dim that numbers experts."""
+    dims = model.graph.class_by_name[class_name].tensor_by_id[tensor].dims
+    experts = model.prices.experts[class_name]
+    return next((number for number, atoms in enumerate(dims) if experts & set(atoms)), None)
 
 
 def loss_is_parallel(model: Model, c: Configuration) -> bool:
@@ -54,11 +72,9 @@ def shares(model: Model, c: Configuration) -> dict[str, Literal["gradient", "val
 
 
 def conversions(model: Model, c: Configuration) -> tuple[Conversion, ...]:
-    """Where the runtime changes a tensor's state, forward; empty without tp."""
-    if c.tp == 1:
-        return ()
-    found = []
-    for prefix, class_name in _places(model):
+    """Where a tensor's state changes on tp, forward; rows that go to their experts and back, keys and values that cp gathers."""
+    found = [*_exchanges(model, c)]
+    for prefix, class_name in _places(model) if c.tp > 1 else ():
         division = model.prices.division(class_name, c.tp, c.sp)
         for item in division.conversions:
             module = (prefix + item.site.module).rstrip(".")
@@ -87,6 +103,22 @@ def _within(model: Model, class_name: str, item: SiteConversion, degree: int) ->
     sizes = model.graph.sizes(1, model.prices.request.seq_len)
     atoms = model.graph.class_by_name[class_name].tensor_by_id[item.site.tensor].dims[divided.dim]
     return prod(sizes[atom] for atom in atoms[divided.atom :]) // (degree if divided is item.source else 1)
+
+
+def _exchanges(model: Model, c: Configuration) -> Iterator[Conversion]:
+    for prefix, class_name in _places(model):
+        block_class = model.graph.class_by_name[class_name]
+        forward = [operator for operator in block_class.operators if operator.phase == "forward"]
+        attentions = [op.module for op in forward if op.name.startswith("autopar.attention")] if c.cp > 1 else []
+        experts = [op.module for op in forward if "grouped" in op.name][:1] if c.ep > 1 else []
+        for module in attentions:
+            for argument in (1, 2):
+                site = SiteRef(module=(prefix + module).rstrip("."), where="attention", argument=argument)
+                yield Conversion(site=site, axis="cp", forward="all_gather", dim=2, gradient="share")
+        for module in experts:
+            for where in ("input", "output"):
+                site = SiteRef.model_validate({"module": (prefix + module).rstrip("."), "where": where})
+                yield Conversion(site=site, axis="ep", forward="all_to_all", dim=0)
 
 
 def _places(model: Model) -> Iterator[tuple[str, str]]:

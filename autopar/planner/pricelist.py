@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 
 from autopar.documents.graph import Graph
 from autopar.planner.request import Request
 from autopar.planner.sharding import divisions
-from autopar.planner.space import divisors
+from autopar.planner.space import Inside, divisors
 from autopar.pricing import BlockPrice, Boundary, Division, Setting, State, expert_atoms, price_block, undivided
 from hardware_profiles.chip import Chip
 from hardware_profiles.topology import Topology
 
 
 class PriceList:
-    """Divisions and prices of a graph on a cluster, made when first asked for.
+    """Divisions and prices of a graph on a cluster, made when first asked for."""
 
-    `etp` 0: experts divide over tp as the rest of the block does.
-    """
-
-    def __init__(
-        self, graph: Graph, topology: Topology, chip: Chip, request: Request, cp: int = 1, ep: int = 1, etp: int = 0
-    ) -> None:
-        self.cp, self.ep, self.etp = cp, ep, etp
+    def __init__(self, graph: Graph, topology: Topology, chip: Chip, request: Request) -> None:
         self.graph, self.topology, self.chip, self.request = graph, topology, chip, request
         self.micro_batches = tuple(b for b in divisors(request.global_batch) if request.allows("micro_batch", b))
         self._divisions: dict[tuple[str, bool], dict[int, Division]] = {}
-        self._prices: dict[tuple[str, int, bool], list[BlockPrice]] = {}
-        ends = {end for chain in graph.chains for end in (chain.prologue, chain.epilogue) if end}
-        self._ends = ends
+        self._prices: dict[tuple[str, Inside], dict[int, BlockPrice]] = {}
+        self._ends = {end for chain in graph.chains for end in (chain.prologue, chain.epilogue) if end}
+        self.experts = {name: expert_atoms(block_class) for name, block_class in graph.class_by_name.items()}
+        """Class -> its indices of experts."""
 
     def degrees(self) -> dict[int, tuple[bool, ...]]:
         """Degree of tp -> which of sp (False, True) every class has a division for.
@@ -45,6 +41,12 @@ class PriceList:
                 for degree in self._common([d for d in wanted if self._may(d, sp)], sp):
                     found[degree] = (*found.get(degree, ()), sp)
         return found
+
+    @property
+    def expert_count(self) -> int:
+        """Routed experts of a block; of several kinds of block what divides the numbers of all; 0 without any."""
+        sizes = self.graph.sizes()
+        return gcd(*(sizes[atom] for atoms in self.experts.values() for atom in atoms))
 
     def _may(self, degree: int, sp: bool) -> bool:
         """Whether a dry run left it in; sequences that cross boundaries divided must divide evenly."""
@@ -65,7 +67,7 @@ class PriceList:
                 boundary,
                 left,
                 self.request.seq_len,
-                is_end or bool(expert_atoms(self.graph.class_by_name[name])),  # a router may stay whole
+                is_end or bool(self.experts[name]),  # a router may stay whole
                 pinned if is_end else None,
                 self.request.loss_parallel,
                 self.request.whole_prologue,
@@ -111,29 +113,36 @@ class PriceList:
         """Whether a class has a division at a degree."""
         return tp == 1 or tp in self._divisions.get((class_name, sp), {})
 
-    def prices(self, class_name: str, tp: int, sp: bool) -> list[BlockPrice]:
-        """Prices of a block at each of `micro_batches`."""
-        key = (class_name, tp, sp)
-        if key not in self._prices:
-            setting = Setting(
-                chip=self.chip,
-                dtype=self.request.dtype,
-                kernels=self.request.kernels,
-                degree=tp,
-                group=self.topology.strided(tp, 1),
-                seq_len=self.request.seq_len,
-                executor=self.request.executor,
-                cp=self.cp,
-                cp_group=self.topology.strided(self.cp, tp),
-                ep=self.ep,
-                ep_group=self.topology.strided(self.ep, self.etp or tp),
-                etp=self.etp or tp,
-            )
-            self._prices[key] = price_block(
-                self.graph, class_name, self.division(class_name, tp, sp), setting, self.micro_batches
-            )
-        return self._prices[key]
-
-    def price(self, class_name: str, tp: int, sp: bool, micro_batch: int) -> BlockPrice:
+    def price(self, class_name: str, inside: Inside, micro_batch: int) -> BlockPrice:
         """The price of a block at one micro-batch size."""
-        return self.prices(class_name, tp, sp)[self.micro_batches.index(micro_batch)]
+        if not self.experts[class_name]:
+            inside = inside._replace(ep=1, etp=inside.tp)
+        key = (class_name, inside)
+        if key not in self._prices:
+            prices = price_block(
+                self.graph,
+                class_name,
+                self.division(class_name, inside.tp, inside.sp),
+                self._setting(inside),
+                self.micro_batches,
+            )
+            self._prices[key] = dict(zip(self.micro_batches, prices, strict=True))
+        return self._prices[key][micro_batch]
+
+    def _setting(self, inside: Inside) -> Setting:
+        tp, _, cp, ep, etp = inside
+        return Setting(
+            chip=self.chip,
+            dtype=self.request.dtype,
+            kernels=self.request.kernels,
+            degree=tp,
+            group=self.topology.strided(tp, 1),
+            seq_len=self.request.seq_len,
+            executor=self.request.executor,
+            cp=cp,
+            cp_group=self.topology.strided(cp, tp),
+            ep=ep,
+            ep_group=self.topology.strided(ep, etp),
+            etp=etp,
+            imbalance=min(self.request.moe_imbalance, ep),
+        )

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from autopar.errors import RequestError
+from autopar.planner.targets import TARGETS, Target
 from cost_models.memory import OPTIMIZERS
 from hardware_profiles.chip import DTYPE_NAMES, normal_dtype
 from hardware_profiles.schema import did_you_mean
 
-NUMBERS = ("pp", "tp", "dp", "zero", "micro_batch", "virtual_stages", "sp")
-FIXED_TO_ONE = ("cp", "ep", "etp")
-"""Axes that this planner does not divide over yet: 1 may be said."""
+NUMBERS = ("pp", "tp", "cp", "ep", "etp", "dp", "zero", "micro_batch", "virtual_stages", "sp")
 WORDS = {"schedule": ("gpipe", "1f1b", "interleaved"), "recompute": ("none", "selective", "full"),
          "kernels": ("eager", "compiled", "fused")}  # fmt: skip
-FORBIDDABLE = ("pp", "tp", "dp", "sp", "zero", "recompute", "gpipe", "interleaved")
+FORBIDDABLE = ("pp", "tp", "cp", "ep", "dp", "sp", "zero", "recompute", "gpipe", "interleaved")
 MOST_SEQUENCES, MOST_TOKENS = 1_000_000, 10**9
 """Of a step and of a sequence. A prime number of sequences is that many micro-batches: more could not be simulated."""
 
@@ -38,10 +38,14 @@ class Request:
     devices: int | None = None
     time_limit: float | None = None
     memory_margin: float = 0.05
+    moe_imbalance: float = 1.0
+    """Rows of the most loaded ep rank over the mean: an assumption about the router."""
     refused: tuple[tuple[int, bool], ...] = ()
     """(tp, sp) that a dry run showed the model's code not to accept."""
+    target: str = "run"
+    """Who carries the plan out (`targets`)."""
     executor: str = "autopar"
-    """Whose habits are priced (`cost_models.executors`)."""
+    """Whose habits are priced (`cost_models.executors`): the target's, unless a caller states another."""
     loss_parallel: bool = True
     """Whether the loss may see logits divided along the vocabulary; a dry run shows where its code does not accept them."""
     whole_prologue: bool = False
@@ -54,13 +58,22 @@ class Request:
         """Check every part. Raises RequestError."""
         request = cls(fixed=dict(check_fixed(fixed)), forbidden=tuple(forbidden), **values)
         kernels = request.fixed.get("kernels", request.kernels)
-        request = cls(**{**vars(request), "kernels": cast(Kernels, kernels)})
+        if request.target not in TARGETS:
+            raise RequestError(
+                f"target {request.target}: unknown{did_you_mean(request.target, TARGETS)}; allowed: {', '.join(TARGETS)}"
+            )
+        request = replace(request, kernels=cast(Kernels, kernels), executor=TARGETS[request.target].executor)
         _check(request)
         return request
 
     def without(self, refused: tuple[tuple[int, bool], ...]) -> Request:
         """The request with some (tp, sp) left out."""
         return replace(self, refused=refused)
+
+    @property
+    def carrier(self) -> Target:
+        """Who carries the plan out."""
+        return TARGETS[self.target]
 
     def value(self, key: str) -> int | None:
         """A fixed number."""
@@ -106,14 +119,11 @@ def check_fixed(fixed: Mapping[str, Any]) -> dict[str, int | str]:
                     f"fixed {key}={value}: unknown{did_you_mean(str(value), WORDS[key])}; allowed: {', '.join(WORDS[key])}"
                 )
             found[key] = str(value)
-        elif key in (*NUMBERS, *FIXED_TO_ONE, "dp_replicate", "dp_shard"):
+        elif key in (*NUMBERS, "dp_replicate", "dp_shard"):
             found[key] = _number(key, value)
         else:
             allowed = (*NUMBERS, "dp_replicate", "dp_shard", *WORDS)
             raise RequestError(f"fixed {key}: unknown{did_you_mean(key, allowed)}; allowed: {', '.join(allowed)}")
-    for key in FIXED_TO_ONE:
-        if found.pop(key, 1) != 1:
-            raise RequestError(f"fixed {key}: this version plans pp, dp and tp only; {key} can only be 1")
     return _with_dp(found)
 
 
@@ -155,7 +165,7 @@ def _check(request: Request) -> None:
     if request.dtype not in DTYPE_NAMES:
         raise RequestError(f"dtype {request.dtype}: unknown{did_you_mean(request.dtype, DTYPE_NAMES)}")
     normal_dtype(request.dtype)
-    for key in ("pp", "tp", "dp", "sp"):
+    for key in ("pp", "tp", "cp", "ep", "dp", "sp"):
         least = 0 if key == "sp" else 1
         if key in request.forbidden and int(request.fixed.get(key, least)) > least:
             raise RequestError(f"{key} is both forbidden and fixed to {request.fixed[key]}")
@@ -175,6 +185,11 @@ def _check(request: Request) -> None:
         raise RequestError(f"devices {request.devices}: must be at least 1")
     if not 0 <= request.memory_margin < 1:
         raise RequestError(f"memory margin {request.memory_margin}: must be at least 0 and below 1")
+    if not 1 <= request.moe_imbalance < math.inf:
+        raise RequestError(
+            f"moe imbalance {request.moe_imbalance}: the most loaded rank's tokens over the mean, so at least 1; "
+            "1 is a perfectly balanced router"
+        )
     if request.time_limit is not None and not request.time_limit > 0:
         raise RequestError(f"time limit {request.time_limit}: must be above 0 seconds")
     if request.objective != "time":

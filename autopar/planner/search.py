@@ -13,17 +13,20 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from autopar.documents.graph import Graph
 from autopar.documents.plan import Certificate, Plan
 from autopar.errors import NoPlanFits, RequestError
 from autopar.planner.assemble import assemble
-from autopar.planner.bounds import by_bound
+from autopar.planner.bounds import Ranked
 from autopar.planner.case import Case, Model, Shortfall
 from autopar.planner.request import Request
 from autopar.planner.solver import solver_name
-from autopar.planner.space import Configuration, configurations
+from autopar.planner.space import Configuration, Offer, Prefix, prefixes
 from autopar.planner.stages import Answer
+from autopar.planner.targets import TARGETS
+from autopar.pricing import expert_atoms
 from hardware_profiles.chip import GIB
 from hardware_profiles.cluster import Cluster, Nics
 from hardware_profiles.topology import Topology
@@ -41,11 +44,10 @@ class Found:
     """What a search has seen so far."""
 
     best: tuple[Case, Answer] | None = None
-    others: dict[tuple[int, int, int], tuple[Case, Answer]] = field(default_factory=dict)
-    """(pp, tp, dp) -> the best of that mesh, for a few meshes."""
+    others: dict[tuple[int, ...], tuple[Case, Answer]] = field(default_factory=dict)
+    """Degrees -> the best of that mesh, for a few meshes."""
     solved: int = 0
     infeasible: int = 0
-    excluded: int = 0
     bound: float = float("inf")
     """Least bound of what is not yet solved."""
     interrupted: str = ""
@@ -84,18 +86,27 @@ def open_model(graph: Graph, cluster: Cluster, request: Request) -> Model:
     # Unlike devices share work evenly in this version, so the slowest and the smallest set the pace.
     chip = min((group.chip for group in used), key=lambda chip: chip.peak_flops(request.dtype))
     capacity = min(group.usable_memory_bytes for group in used)
-    return Model(graph, Topology(cluster, devices), chip, capacity, request)
-
-
-Ranked = list[tuple[float, Configuration]]
+    model = Model(graph, Topology(cluster, devices), chip, capacity, request)
+    if request.moe_imbalance > 1 and not model.prices.expert_count:
+        raise RequestError(
+            f"moe imbalance {request.moe_imbalance:g}: {graph.model.spec} has no routed experts computed as grouped products; "
+            "leave it at 1"
+        )
+    return model
 
 
 def ranked(model: Model) -> Ranked:
-    """Every configuration with its bound, least first."""
-    space = configurations(
-        model.request, model.topology.devices, len(model.layers), model.prices.degrees(), model.is_equal
+    """Every configuration with its bound, least first. Raises RequestError where what is fixed leaves none."""
+    offer = Offer(
+        devices=model.topology.devices,
+        blocks=len(model.layers),
+        tp_degrees=model.prices.degrees(),
+        is_equal=model.is_equal,
+        experts=model.prices.expert_count,
+        is_divisible_by_cp=model.is_divisible_by_cp,
+        reach=model.topology.devices_in_reach,
     )
-    return by_bound(model, space)
+    return Ranked(model, offer, prefixes(model.request, offer))
 
 
 def explore(model: Model, cases: Ranked, deadline: float, within: float = 0.0) -> Found:
@@ -105,10 +116,9 @@ def explore(model: Model, cases: Ranked, deadline: float, within: float = 0.0) -
     """
     found = Found()
     try:
-        for number, (bound, configuration) in enumerate(cases):
+        for bound, configuration in cases:
             found.bound = bound
             if bound * (1 + within) >= found.limit:
-                found.excluded = len(cases) - number
                 break
             if time.perf_counter() > deadline:
                 found.interrupted = "time limit"
@@ -134,33 +144,37 @@ def _solve(case: Case, found: Found, within: float) -> None:
 def add_alternatives(model: Model, cases: Ranked, found: Found) -> None:
     """Search a few other meshes on their own, the most promising by bound first, to say why the best of each loses."""
     assert found.best is not None
-    chosen = _mesh(found.best[0].c)
-    by_mesh: dict[tuple[int, int, int], Ranked] = {}
-    for case in cases:
-        by_mesh.setdefault(_mesh(case[1]), []).append(case)
-    for mesh, own in by_mesh.items():
+    seen = {_mesh(found.best[0].c)}
+    for _, c in cases:
         if len(found.others) >= ALTERNATIVES:
             return
-        if mesh != chosen:
+        mesh = _mesh(c)
+        if mesh not in seen:
+            seen.add(mesh)
+            own = cases.only(partial(_is_of, mesh))
             best = explore(model, own, time.perf_counter() + SECONDS_PER_ALTERNATIVE, ALTERNATIVE_WITHIN)
             if best.best is not None and not best.interrupted:
                 found.others[mesh] = best.best
 
 
-def _mesh(c: Configuration) -> tuple[int, int, int]:
-    return (c.pp, c.tp, c.dp)
+def _mesh(c: Configuration | Prefix) -> tuple[int, ...]:
+    tp, _, cp, ep, etp = c.inside
+    return (c.pp, tp, c.dp, cp, ep, etp)
+
+
+def _is_of(mesh: tuple[int, ...], prefix: Prefix) -> bool:
+    return _mesh(prefix) == mesh
 
 
 def certificate(model: Model, cases: Ranked, found: Found, started: float) -> Certificate:
     """What was proven."""
     bound = min(found.bound, found.limit) if found.interrupted else found.limit
-    values = [configuration for _, configuration in cases]
-    space: dict[str, object] = {
-        name: sorted({getattr(c, name) for c in values})
-        for name in ("pp", "tp", "sp", "dp", "micro_batch", "schedule", "virtual_stages", "zero")
-    }
+    values = list(cases.configurations())
+    names = ("pp", "tp", "sp", "cp", "ep", "dp", "micro_batch", "schedule", "virtual_stages", "zero")
+    space: dict[str, object] = {name: sorted({getattr(c, name) for c in values}) for name in names}
+    space["target"] = model.request.target
     space["recompute"] = list(model.modes)
-    space["tp_limit"] = model.topology.devices_in_reach
+    space["tp_limit"] = space["cp_times_tp_limit"] = model.topology.devices_in_reach
     space["stages"] = "any split of the blocks" + (
         "; interleaved: chunks of a stage equal but for one block, one recompute entry for them"
         if model.is_equal
@@ -171,8 +185,8 @@ def certificate(model: Model, cases: Ranked, found: Found, started: float) -> Ce
     return Certificate(
         objective="estimate",
         space=space,
-        enumerated=len(cases),
-        excluded_by_bound=found.excluded,
+        enumerated=len(values),
+        excluded_by_bound=0 if found.interrupted else len(values) - found.solved - found.infeasible,
         solved=found.solved,
         infeasible=found.infeasible,
         bound_seconds=bound,
@@ -189,7 +203,7 @@ def explain_no_fit(model: Model, cluster: Cluster, cases: Ranked, found: Found) 
     least = smallest_shortfall(model, cases)
     name = model.graph.model.spec
     where = f"stage {least.stage} lacks {max(least.excess_bytes, 0) / GIB:.2f} GiB, most of it held by {least.term}"
-    tried = f"{len(cases)} configurations on {model.topology.devices} devices of {cluster.name}"
+    tried = f"{len(cases):,} configurations on {model.topology.devices} devices of {cluster.name}"
     way = way_out(model.graph, cluster, model.request)
     return f"{name} does not fit: at best (of {tried}) {where}. {way}"
 
@@ -197,7 +211,7 @@ def explain_no_fit(model: Model, cluster: Cluster, cases: Ranked, found: Found) 
 def smallest_shortfall(model: Model, cases: Ranked) -> Shortfall:
     """The least excess of all configurations; what states alone exceed bounds each from below, so few are worked out."""
     least: Shortfall | None = None
-    for case in sorted((Case(model, c) for _, c in cases), key=lambda case: case.surely_too_large):
+    for case in sorted((Case(model, c) for c in cases.configurations()), key=lambda case: case.surely_too_large):
         if least is not None and case.surely_too_large >= least.excess_bytes:
             break
         own = case.shortfall()
@@ -209,7 +223,7 @@ def smallest_shortfall(model: Model, cases: Ranked) -> Shortfall:
 
 def way_out(graph: Graph, cluster: Cluster, request: Request) -> str:
     """The first change of the request, cheapest first, under which a plan was found."""
-    for said, changed, machine in _ways(cluster, request):
+    for said, changed, machine in _ways(graph, cluster, request):
         try:
             model = open_model(graph, machine, changed)
             if explore(model, ranked(model), time.perf_counter() + SECONDS_PER_WAY_OUT).best is not None:
@@ -219,7 +233,7 @@ def way_out(graph: Graph, cluster: Cluster, request: Request) -> str:
     return "No single change tried (recompute, ZeRO, fewer restrictions, up to 64 times the devices, shorter sequences) fits"
 
 
-def _ways(cluster: Cluster, request: Request) -> list[tuple[str, Request, Cluster]]:
+def _ways(graph: Graph, cluster: Cluster, request: Request) -> list[tuple[str, Request, Cluster]]:
     ways: list[tuple[str, Request, Cluster]] = []
     for key in ("recompute", "zero", "micro_batch"):
         if key in request.fixed or key in request.forbidden:
@@ -229,6 +243,9 @@ def _ways(cluster: Cluster, request: Request) -> list[tuple[str, Request, Cluste
     if request.fixed or request.forbidden:
         ways.append(("fix and forbid nothing", replace(request, fixed={}, forbidden=()), cluster))
     free = replace(request, fixed={}, forbidden=())
+    if request.target == "run" and any(map(expert_atoms, graph.block_classes)):
+        said = "--target megatron, which spreads experts over ep"
+        ways.append((said, replace(free, target="megatron", executor=TARGETS["megatron"].executor), cluster))
     for seq in (request.seq_len // 2, request.seq_len // 4):
         if seq >= 1:
             ways.append((f"--seq-len {seq}", replace(request, seq_len=seq), cluster))

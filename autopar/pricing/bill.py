@@ -66,6 +66,8 @@ class Setting:
     """Ranks that share the experts, what they see of each other, and the degree of tp inside an expert."""
     ep_group: Group | None = None
     etp: int = 1
+    imbalance: float = 1.0
+    """Rows of the ep rank with most over the mean."""
 
     @property
     def activations(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Literal, cast
 
 from autopar.documents.graph import Term
@@ -52,7 +53,7 @@ class Communication(Local):
 
     def _expert_collectives(self, number: int, again: frozenset[int] | None) -> Iterator[Collective]:
         """Rows sent to their experts and back: the input of the first grouped product, the output of the last."""
-        grouped = [op for op in self.block_class.operators if op.phase == "forward" and "grouped" in op.name]
+        grouped = self.grouped
         if not grouped or self.setting.ep == 1 or self.setting.ep_group is None:
             return
         for operator, tensor in ((grouped[0], grouped[0].reads[0]), (grouped[-1], grouped[-1].writes[0])):
@@ -96,11 +97,16 @@ class Communication(Local):
 
     def _touching(self, tensor: int) -> set[int]:
         """Forward operators that write or read a tensor."""
-        return {
-            operator.id
-            for operator in self.block_class.operators
-            if operator.phase == "forward" and (tensor in operator.writes or tensor in operator.reads)
-        }
+        return self._touches.get(tensor, set())
+
+    @cached_property
+    def _touches(self) -> dict[int, set[int]]:
+        found: dict[int, set[int]] = {}
+        for operator in self.block_class.operators:
+            if operator.phase == "forward":
+                for tensor in (*operator.reads, *operator.writes):
+                    found.setdefault(tensor, set()).add(operator.id)
+        return found
 
     def _composite_bytes(self, operator: int, tensor: int, number: int) -> float:
         """The tensor named, or (-1) one fp32 number per row of the operator's first write."""

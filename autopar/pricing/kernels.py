@@ -123,15 +123,16 @@ class Kernels(Local):
     def _by_expert(
         self, m: Amount, n: Amount, k: Amount, sums_rows: bool, divided: bool
     ) -> tuple[Amount, Amount, Amount, Amount]:
-        """A grouped product as a batch of one product an expert, rows spread evenly.
+        """A grouped product as a batch of one product an expert, a rank's rows spread evenly over its own.
 
         Without tp inside experts each tp rank has its own rows for whole matrices instead of all rows for parts of them.
         """
         count = max((self.sizes[expert] for expert in self.experts), default=1.0)
         widen = self.setting.degree if divided and self.setting.etp == 1 else 1
+        load = self.setting.imbalance
         if sums_rows:
-            return m, n * widen, np.maximum(k / count / widen, 1.0), count
-        return np.maximum(m / count / widen, 1.0), n * widen, k, count
+            return m, n * widen, np.maximum(k * load / count / widen, 1.0), count
+        return np.maximum(m * load / count / widen, 1.0), n * widen, k, count
 
     def _cast_seconds(self, one: Product, m: Amount, n: Amount, k: Amount) -> Amount:
         """To fp8: rows that enter a product are read in two bytes, and written in one as they are and transposed."""

@@ -64,6 +64,7 @@ class Local:
         self.sizes = self.sized.sizes
         self.divided = self._divided_atoms()
         self.workload_atoms = {atom.id for atom in graph.indices if atom.follows is not None}
+        self.expert_rows = self._expert_rows() if setting.imbalance > 1 else frozenset()
 
     def _divided_atoms(self) -> dict[int, int]:
         """Operator -> the atom it is divided along, backward operators as their forward one."""
@@ -77,17 +78,32 @@ class Local:
                     found[operator.id] = atom
         return found
 
+    def _expert_rows(self) -> frozenset[int]:
+        """Tensors with rows that other ranks sent, from the first grouped product to the last and back."""
+        grouped = self.grouped
+        inside = range(grouped[0].id, grouped[-1].id + 1) if grouped else range(0)
+        touched = {
+            tensor
+            for operator in self.block_class.operators
+            if (operator.id if operator.phase == "forward" else operator.forward) in inside
+            for tensor in (*operator.reads, *operator.writes)
+        }
+        return frozenset(t for t in touched if self.workload_atoms & set(self.block_class.tensor_by_id[t].atoms))
+
+    @property
+    def grouped(self) -> list[Operator]:
+        """The products of routed rows with their experts' matrices, forward."""
+        return [op for op in self.block_class.operators if op.phase == "forward" and "grouped" in op.name]
+
     def _share(self, operator: Operator) -> float:
         return 1.0 / self.setting.degree if operator.id in self.divided else 1.0
 
     def _moved(self, work: Work) -> Amount:
         """Bytes of a pointwise operator: tensors without the divided atom are moved whole."""
         atom = self.divided.get(work.operator.id)
-        if atom is None:
-            return work.bytes
-        if work.operator.traffic is not None:
-            return work.bytes / self.setting.degree
         tensors = dict.fromkeys((*work.operator.reads, *work.operator.writes))
+        if work.operator.traffic is not None or (atom is None and self.expert_rows.isdisjoint(tensors)):
+            return work.bytes * self._share(work.operator)
         return sum((self._bytes(tensor) / self._divisor(tensor, atom) for tensor in tensors), 0.0)
 
     def _local_bytes(self, tensor: int, group: list[Work]) -> Amount:
@@ -95,11 +111,12 @@ class Local:
         own = self.block_class.tensor_by_id[tensor].atoms
         return self._bytes(tensor) / (self.setting.degree if atoms & set(own) else 1)
 
-    def _divisor(self, tensor: int, atom: int) -> int:
+    def _divisor(self, tensor: int, atom: int | None) -> int:
         return self.setting.degree if atom in self.block_class.tensor_by_id[tensor].atoms else 1
 
     def _bytes(self, tensor: int) -> Amount:
-        return self.block_class.tensor_by_id[tensor].bytes(self.sizes, self.width)
+        found = self.block_class.tensor_by_id[tensor].bytes(self.sizes, self.width)
+        return found * self.setting.imbalance if tensor in self.expert_rows else found
 
     def _saved(self, option: RecomputeOption) -> Amount:
         """Bytes kept; of matrix products that selective recompute runs again all the same, their share is not."""
@@ -130,14 +147,12 @@ class Local:
         for parameter in self.block_class.parameters:
             if parameter.trainable == trainable and parameter.tensor is not None:
                 state = self.division.states.get(parameter.tensor)
-                elements = parameter.elements / (self.setting.degree if state and state.kind == "S" else 1)
+                is_divided = state is not None and state.kind == "S"
                 if self.experts & set(self.block_class.tensor_by_id[parameter.tensor].atoms):
                     # without tp inside experts, tp ranks hold experts of their own: ep counts them
-                    total += (
-                        elements * (self.setting.degree if self.setting.etp == 1 and state else 1) / self.setting.ep
-                    )
+                    total += parameter.elements / (self.setting.etp if is_divided else 1) / self.setting.ep
                 elif not experts:
-                    total += elements
+                    total += parameter.elements / (self.setting.degree if is_divided else 1)
         return total
 
 

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from autopar.documents.plan import Plan
 from autopar.errors import PlanMismatch, RequestError
+from autopar.legality import beyond_runtime
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 DP = ("dp_replicate", "dp_shard")
@@ -135,12 +136,15 @@ def build_mesh(plan: Plan, device: torch.device, timeout: timedelta) -> Ranks:
 
 def require_runnable(plan: Plan) -> None:
     """Raise RequestError for a plan that this runtime does not carry out, naming what is not."""
-    mesh = plan.mesh
-    divided = [f"{axis}={getattr(mesh, axis)}" for axis in ("cp", "ep", "etp") if getattr(mesh, axis) > 1]
+    mesh, target = plan.mesh, plan.options.get("target", "run")
+    beyond = beyond_runtime(mesh.cp, mesh.ep, mesh.tp if mesh.etp == 1 else mesh.etp, mesh.tp)
+    if beyond:
+        raise RequestError(f"autopar run does not carry out {beyond}; plan again with --fix cp=1,ep=1")
     if plan.export_only:
-        raise RequestError("the plan is marked export_only: it was made for another framework, export it instead")
-    if divided:
-        raise RequestError(f"{', '.join(divided)}: this runtime carries out pp, dp and tp; plan with these at 1")
+        made = (
+            f"made for {target}" if target != "run" else "marked export_only: it divides experts otherwise than tp does"
+        )
+        raise RequestError(f"the plan is {made}; plan again with --target run and without --fix etp")
     if plan.offload:
         raise RequestError("the plan offloads to host memory, which this runtime does not carry out; plan without it")
     if sorted(plan.rank_order) != sorted(AXES):

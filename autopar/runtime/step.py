@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.tensor import DTensor
 from torch.nn.utils.parametrize import ParametrizationList
 
 from autopar.documents.plan import Plan
@@ -142,7 +143,7 @@ class TrainStep:
             own = [(p, layouts[part.names[name.removeprefix("model.")]]) for name, p in stage.named_parameters()]
             if self._initial is not None:
                 fill(own, self._initial, ranks.sizes["tp"], ranks["tp"])
-            held += [Held(p, layout, number, parallel.is_sharded) for p, layout in own if p.requires_grad]
+            held += [Held(p, layout, number, isinstance(p, DTensor)) for p, layout in own if p.requires_grad]
         self.gradients = Gradients(held, ranks)
         self.optimizer = Optimizer([item.parameter for item in held], self._build_optimizer)
         self._run = self._pipeline(hidden) if hidden is not None else self._accumulate

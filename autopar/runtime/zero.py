@@ -7,8 +7,8 @@
     3     gathered a block  divided after each backward              divided
 
 1 to 3 are fully_shard, which averages over ranks; under a pipeline it holds whole gradients until the step's end and keeps
-parameters gathered, whatever the stage. 0 is an all-reduce of flat buckets that overlaps the last backward. Both leave the
-average over ranks.
+parameters gathered, whatever the stage. 0 is an all-reduce of flat buckets that overlaps the last backward; a single number,
+which cannot be divided, is reduced so at every stage. Both leave the average over ranks.
 """
 
 from __future__ import annotations
@@ -41,15 +41,17 @@ class DataParallel:
         self.degree = ranks.size(*DP)
         self.is_sharded = is_sharded(zero, ranks)
         self.reducer: BucketReducer | None = None
+        reduced = {p for p in stage.parameters() if not self.is_sharded or p.dim() == 0}
         if self.is_sharded:
             mesh = ranks.shard_mesh()
             for block in blocks:
-                fully_shard(block, mesh=mesh, reshard_after_forward=zero == 3)
-            fully_shard(stage, mesh=mesh, reshard_after_forward=False)
-        elif self.degree > 1:
+                fully_shard(block, mesh=mesh, reshard_after_forward=zero == 3, ignored_params=reduced)
+            fully_shard(stage, mesh=mesh, reshard_after_forward=False, ignored_params=reduced)
+        trained = [p for p in stage.parameters() if p in reduced and p.requires_grad]
+        if self.degree > 1 and trained:
             group = ranks.group(*DP)
             assert group is not None
-            self.reducer = BucketReducer([p for p in stage.parameters() if p.requires_grad], group)
+            self.reducer = BucketReducer(trained, group)
 
     def begin(self, backwards: int) -> None:
         """Before the first of a step's backwards."""
@@ -62,7 +64,7 @@ class DataParallel:
             self.stage.set_requires_gradient_sync(is_last or self.zero >= 2)
             self.stage.set_is_last_backward(is_last)
             self.stage.set_reshard_after_backward(is_last or self.zero == 3)
-        elif self.reducer is not None and is_last:
+        if self.reducer is not None and is_last:
             self.reducer.arm()
 
     def finish(self) -> None:
@@ -115,12 +117,14 @@ class BucketReducer:
 
     def _send(self) -> None:
         number = len(self.flying)
-        flat = self.flat[number]
+        flat, bucket, views = self.flat[number], self.buckets[number], self.views[number]
         if not self.are_views:
-            bucket = self.buckets[number]
             torch.cat([_gradient(parameter).reshape(-1) for parameter in bucket], out=flat)
-            for parameter, view in zip(bucket, self.views[number], strict=True):
-                parameter.grad = view
+        for parameter, view in zip(bucket, views, strict=True):
+            if self.are_views and parameter.grad is not view:
+                # Someone put another gradient in its place: fully_shard does, of parameters beside its own, the first time.
+                view.copy_(_gradient(parameter))
+            parameter.grad = view
         flat /= self.group.size()
         self.flying.append(dist.all_reduce(flat, group=self.group, async_op=True))
 

@@ -8,16 +8,11 @@ from collections.abc import Iterator
 from torch import nn
 
 from autopar.documents.graph import BlockClass, Captured, Chain, Edge, Graph, ModelInfo, Note, Parameter, Run
+from autopar.tracer.batch_mixing import mixing_notes
 from autopar.tracer.blocks import BlockList
 from autopar.tracer.classes import Whole, build_class
 from autopar.tracer.indices import Analysis, AtomTable, name_followers
 from autopar.tracer.partition import WHOLE_MODEL, partition
-from autopar.tracer.rules import base_name
-
-MIXES_BATCH = {
-    "batch_norm": "statistics over the batch: dividing the batch changes them",
-    "nll_loss_forward": "a mean over labels that are not ignored: uneven ignored labels change it with any division",
-}
 
 
 def assemble(
@@ -42,6 +37,7 @@ def assemble(
         message = "no ModuleList of equal blocks was found, so there is nothing to cut a pipeline at"
         notes.append(Note(kind="other", where="model", message=message))
     notes += name_followers(whole.table, first, second, sizes)
+    notes += mixing_notes(first, whole.table)
     if other_seq == seq:
         message = f"takes sequences of {seq} only: what follows the sequence length is not known"
         notes.append(Note(kind="unrolls_sequence", where="model", message=message))
@@ -173,13 +169,6 @@ def _notes(found: Analysis) -> Iterator[Note]:
         yield Note(kind="assumption", where=module or "model", message=message)
     for name, module in found.without_rule.items():
         yield Note(kind="no_rule", where=module or "model", message=f"{name} has no rule and is kept whole")
-    seen: set[str] = set()
-    for operator in found.recording.operators:
-        name = base_name(operator.name)
-        for key, message in MIXES_BATCH.items():
-            if key in name and "backward" not in name and key not in seen:
-                seen.add(key)
-                yield Note(kind="mixes_batch", where=operator.module or "model", message=message)
 
 
 def _names(model: nn.Module) -> dict[nn.Parameter, list[str]]:

@@ -1,8 +1,8 @@
 """Values of tensors on meta, worked out on the CPU only when the model's code asks for one.
 
 Code that looks at values (is the mask all true? which experts were hit?) mostly looks at whole numbers and booleans that follow
-from positions, masks and the inputs, so replaying what was recorded gives them. What follows from weights has no value; a
-`topk` over it is answered as a perfectly balanced router would, each choice equally often.
+from positions, masks and the inputs, so replaying what was recorded gives them. What follows from weights has no value; which
+of it are largest (`topk`, `argmax`, a sort) is answered as a perfectly balanced router would, each choice equally often.
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from autopar.tracer.recording import OperatorRecord, Recording, Ref
 
+CHOICES = {
+    "aten.topk.default": 2, "aten.argmax.default": 1, "aten.max.dim": 1, "aten.sort.default": 1, "aten.sort.stable": 1,
+}  # fmt: skip
+"""Operators whose last result are places along a dim, which stands there among their arguments."""
+
 
 class NoValue(Exception):
     """The value depends on weights, on random numbers of the model, or on a buffer made on meta."""
@@ -25,14 +30,13 @@ class Shadows:
 
     def __init__(self, recording: Recording, inputs: Callable[[], dict[int, torch.Tensor]]) -> None:
         self._recording, self._inputs = recording, inputs
-        self._producer: dict[int, tuple[OperatorRecord, Any, int]] = {}
+        self._producer: dict[int, tuple[OperatorRecord, Any]] = {}
         self._overwritten: dict[int, list[tuple[int, int]]] = {}
         self._values: dict[int, torch.Tensor] | None = None
 
     def note(self, operator: OperatorRecord, func: Any) -> None:
         """Remember how an operator's writes are made."""
-        for place, tensor in enumerate(operator.writes):
-            self._producer[tensor] = (operator, func, place)
+        self._producer |= dict.fromkeys(operator.writes, (operator, func))
         if func._schema.is_mutable:
             for tensor in operator.writes:
                 storage = self._recording.tensors[tensor].storage
@@ -45,12 +49,15 @@ class Shadows:
         if tensor not in self._values:
             if tensor not in self._producer:
                 raise NoValue("a value that depends on weights is read")
-            operator, func, place = self._producer[tensor]
+            operator, func = self._producer[tensor]
             self._refuse_stale(tensor, operator.id)
-            if "topk" in operator.name and place == 1:
-                self._values[tensor] = self._balanced(operator, tensor)
-            else:
+            try:
                 made = self._replay(operator.args, operator.kwargs, func, self.value)
+            except NoValue:
+                if operator.name not in CHOICES or tensor != operator.writes[-1]:
+                    raise
+                self._values[tensor] = self._balanced(operator, tensor, CHOICES[operator.name])
+            else:
                 tensors = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
                 self._values.update(zip(operator.writes, tensors, strict=True))
         return self._values[tensor]
@@ -85,13 +92,18 @@ class Shadows:
         with torch.no_grad():
             return func(*real_args, **real_kwargs)
 
-    def _balanced(self, operator: OperatorRecord, tensor: int) -> torch.Tensor:
+    def _balanced(self, operator: OperatorRecord, tensor: int, place: int) -> torch.Tensor:
+        """Places along a dim, each equally often in every column of what was chosen."""
         source, chosen = (self._recording.tensors[t].shape for t in (operator.reads[0], tensor))
-        dim = (operator.args[2] if len(operator.args) > 2 else operator.kwargs.get("dim", -1)) % len(chosen)
-        order = torch.arange(torch.Size(chosen).numel(), device="cpu").view(
-            [*chosen[:dim], *chosen[dim + 1 :], chosen[dim]]
-        )
-        return (order % source[dim]).movedim(-1, dim)
+        dim = operator.args[place] if len(operator.args) > place else operator.kwargs.get("dim", -1)
+        if dim is None or len(chosen) < len(source) - 1:
+            raise NoValue("the place of the largest of all values, which depend on weights, is read")
+        others = [size for number, size in enumerate(source) if number != dim % len(source)]
+        count = torch.Size(chosen).numel() // torch.Size(others).numel()
+        rows = torch.arange(torch.Size(others).numel(), device="cpu")[:, None]
+        # What takes all places (a sort) starts one further in each row, so that the first few are balanced too.
+        places = rows * (count if count < source[dim] else 1) + torch.arange(count, device="cpu")
+        return (places % source[dim]).view(*others, count).movedim(-1, dim).reshape(chosen)
 
     def _refuse_stale(self, tensor: int, made: int) -> None:
         """A later write through another view of the storage is not followed."""

@@ -7,6 +7,7 @@ come from `cost_models`, whose own tests hold them against published figures.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from dataclasses import dataclass
 
@@ -15,11 +16,10 @@ import pytest
 
 from autopar.documents.graph import BlockClass, Captured, Chain, Graph, ModelInfo, Run
 from autopar.planner.bills import WORKSPACE_BYTES
-from autopar.planner.bounds import by_bound
 from autopar.planner.case import Case, Model
 from autopar.planner.request import Request
 from autopar.planner.search import explore, ranked
-from autopar.planner.space import configurations
+from autopar.planner.space import Inside
 from autopar.pricing import BlockPrice, RecomputePrice
 from cost_models.collectives import collective_seconds
 from cost_models.compute import pointwise_seconds
@@ -38,6 +38,7 @@ from hardware_profiles.topology import Topology
 CLUSTER = load_cluster("h100x8")
 CHIP = CLUSTER.node_groups[0].chip
 GIB = 2**30
+SEQ_LEN = 16
 
 
 @dataclass
@@ -48,12 +49,14 @@ class Instance:
     devices: int
     batch: int
     capacity: float
-    prices: dict[tuple[str, int, int], BlockPrice]
+    prices: dict[tuple[str, Inside, int], BlockPrice]
     tps: tuple[int, ...]
     fixed: dict[str, int]
+    target: str = "run"
+    expert_count: int = 0
 
-    def price(self, name, tp, sp, micro_batch):
-        return self.prices[name, tp, micro_batch]
+    def price(self, name, inside, micro_batch):
+        return self.prices[name, inside, micro_batch]
 
     def degrees(self):
         return dict.fromkeys(self.tps, (False,))
@@ -75,8 +78,30 @@ def instance(seed: int) -> Instance:
         work, kept, parameters = rng.uniform(0.5, 2), rng.uniform(2, 25), rng.uniform(0.05, 0.5) * 1e9
         for tp in tps:
             for micro_batch in range(1, batch + 1):
-                prices[name, tp, micro_batch] = random_price(rng, name, work, kept, parameters, tp, micro_batch, hidden)
+                price = random_price(rng, name, work, kept, parameters, tp, micro_batch, hidden)
+                prices[name, Inside(tp, etp=tp), micro_batch] = price
     return Instance(classes, devices, batch, float(rng.uniform(12, 70)) * GIB, prices, tps, fixed)
+
+
+def instance_with_experts(seed: int) -> Instance:
+    """Experts, most of the parameters, over ep and etp, and sequences over cp: what each costs is drawn anew."""
+    rng = np.random.default_rng(70_000 + seed)
+    devices, experts = int(rng.choice([2, 4, 6, 8])), int(rng.choice([2, 4, 6]))
+    batch = devices * int(rng.choice([1, 2]))
+    classes = tuple("ab"[int(seed % 2 and rng.integers(2))] for _ in range(int(rng.integers(2, 5))))
+    prices = {}
+    for name in ("a", "b", "start", "end"):
+        work, kept, parameters = rng.uniform(0.5, 2), rng.uniform(2, 25), rng.uniform(0.05, 0.5) * 1e9
+        share = rng.uniform(0.5, 0.95) if name in ("a", "b") else 0.0
+        for tp, cp, ep in itertools.product((1, 2), (1, 2, 4, 8), (1, 2, 3, 4, 6)):
+            for etp, micro_batch in itertools.product({1, tp}, range(1, batch + 1)):
+                own = share * parameters / (ep * etp)
+                price = random_price(rng, name, work, kept, parameters, tp * cp, micro_batch, 1e8)
+                prices[name, Inside(tp, False, cp, ep, etp), micro_batch] = dataclasses.replace(
+                    price, parameter_elements=(1 - share) * parameters / tp + own, expert_elements=own
+                )
+    capacity = float(rng.uniform(10, 40)) * GIB
+    return Instance(classes, devices, batch, capacity, prices, (1, 2), {}, "torchtitan", experts)
 
 
 def random_price(rng, name, work, kept, parameters, tp, micro_batch, hidden) -> BlockPrice:
@@ -120,7 +145,10 @@ def graph_of(problem: Instance) -> Graph:
 
 
 def model_of(problem: Instance) -> Model:
-    request = Request.parse(global_batch=problem.batch, seq_len=1, fixed=problem.fixed, forbidden=())
+    request = Request.parse(
+        global_batch=problem.batch, seq_len=SEQ_LEN, fixed=problem.fixed, forbidden=(), target=problem.target
+    )
+    request = dataclasses.replace(request, executor="autopar")
     model = Model(graph_of(problem), Topology(CLUSTER, problem.devices), CHIP, problem.capacity, request)
     model.prices = problem  # type: ignore[assignment]
     return model
@@ -132,20 +160,35 @@ def model_of(problem: Instance) -> Model:
 def brute_force(problem: Instance) -> float:
     best = float("inf")
     blocks = len(problem.classes)
-    for tp, pp in itertools.product(problem.tps, range(1, blocks + 1)):
-        if problem.devices % (tp * pp):
+    zeros = (0, 1, 2, 3) if problem.target == "run" else (0, 2, 3)  # torchtitan: plain replicas or fully_shard
+    for inside, pp in itertools.product(insides(problem), range(1, blocks + 1)):
+        if problem.devices % (inside.tp * inside.cp * pp):
             continue
-        dp = problem.devices // (tp * pp)
-        if problem.batch % dp or problem.fixed.get("tp", tp) != tp or problem.fixed.get("dp", dp) != dp:
+        dp = problem.devices // (inside.tp * inside.cp * pp)
+        if problem.batch % dp or problem.fixed.get("tp", inside.tp) != inside.tp or problem.fixed.get("dp", dp) != dp:
+            continue
+        if (dp * inside.cp * inside.tp) % (inside.ep * inside.etp):
             continue
         for micro_batch in range(1, problem.batch // dp + 1):
             if (problem.batch // dp) % micro_batch:
                 continue
             m = problem.batch // dp // micro_batch
             for schedule, v in schedules(problem, pp, m):
-                for zero in range(4 if dp > 1 else 1):
-                    best = min(best, best_split(problem, pp, tp, dp, micro_batch, m, schedule, v, zero))
+                for zero in zeros if dp > 1 else (0,):
+                    best = min(best, best_split(problem, pp, inside, dp, micro_batch, m, schedule, v, zero))
     return best
+
+
+def insides(problem):
+    """Ep divides the experts, cp twice the sequence, both together with tp at most a node's devices."""
+    for tp in problem.tps:
+        if not problem.expert_count:
+            yield Inside(tp, etp=tp)
+            continue
+        for cp, ep in itertools.product(range(1, 9), range(1, problem.expert_count + 1)):
+            if SEQ_LEN % (2 * cp) == 0 and tp * cp <= 8 and problem.expert_count % ep == 0:
+                for etp in {1, tp}:
+                    yield Inside(tp, False, cp, ep, etp)
 
 
 def schedules(problem, pp, m):
@@ -158,12 +201,12 @@ def schedules(problem, pp, m):
             yield "interleaved", v
 
 
-def best_split(problem, pp, tp, dp, micro_batch, m, schedule, v, zero) -> float:
+def best_split(problem, pp, inside, dp, micro_batch, m, schedule, v, zero) -> float:
     blocks, best = len(problem.classes), float("inf")
     send = 0.0
     if pp > 1:
-        hidden = problem.price(problem.classes[0], tp, False, micro_batch).output_bytes
-        machine, stride = Topology(CLUSTER, problem.devices), dp * tp
+        hidden = problem.prices[problem.classes[0], inside, micro_batch].output_bytes
+        machine, stride = Topology(CLUSTER, problem.devices), dp * inside.cp * inside.tp
         hops = [machine.point_to_point(first, first + stride) for first in range(problem.devices - stride)]
         send = max(collective_seconds("send", hidden, hop, CHIP) for hop in hops)
     for cuts in itertools.combinations(range(1, blocks), pp - 1):
@@ -173,20 +216,20 @@ def best_split(problem, pp, tp, dp, micro_batch, m, schedule, v, zero) -> float:
             continue
         works, onces = [], []
         for stage, (first, end) in enumerate(itertools.pairwise(bounds)):
-            found = best_stage(problem, stage, first, end, pp, tp, dp, micro_batch, m, schedule, v, zero)
+            found = best_stage(problem, stage, first, end, pp, inside, dp, micro_batch, m, schedule, v, zero)
             if found is None:
                 break
             works.append(found[0])
             onces.append(found[1])
         else:
-            forward = forward_share(problem, tp, micro_batch)
+            forward = forward_share(problem, inside, micro_batch)
             best = min(best, step_of(schedule, works, max(onces), pp, m, v, send, forward))
     return best
 
 
-def forward_share(problem, tp, micro_batch) -> float:
+def forward_share(problem, inside, micro_batch) -> float:
     """Of all work at its cheapest recompute."""
-    each = [problem.price(name, tp, False, micro_batch) for name in (*problem.classes, "start", "end")]
+    each = [problem.prices[name, inside, micro_batch] for name in (*problem.classes, "start", "end")]
     forward = sum(price.forward_seconds + price.forward_overhead_seconds for price in each)
     backward = sum(price.backward_seconds + price.backward_overhead_seconds for price in each)
     return forward / (forward + backward)
@@ -213,11 +256,11 @@ def chunks_of(count, v, is_last) -> list[int]:
     return sizes
 
 
-def by_chunk(problem, names, ends, sizes, work, tp, micro_batch, is_last) -> list[float]:
+def by_chunk(problem, names, ends, sizes, work, inside, micro_batch, is_last) -> list[float]:
     """A stage's work, chunk by chunk: one class of blocks where there are several chunks."""
     if len(sizes) == 1:
         return [work]
-    prices = [problem.price(name, tp, False, micro_batch) for name in ends]
+    prices = [problem.prices[name, inside, micro_batch] for name in ends]
     extra = sum(
         price.forward_seconds
         + price.forward_overhead_seconds
@@ -230,34 +273,41 @@ def by_chunk(problem, names, ends, sizes, work, tp, micro_batch, is_last) -> lis
     return works
 
 
-def best_stage(problem, stage, first, end, pp, tp, dp, micro_batch, m, schedule, v, zero):
+def best_stage(problem, stage, first, end, pp, inside, dp, micro_batch, m, schedule, v, zero):
     """Work per micro-batch and seconds per step of the best recompute mix that fits, None where none does."""
     names = list(problem.classes[first:end])
     ends = (["start"] if stage == 0 else []) + (["end"] if stage == pp - 1 else [])
-    each = [problem.price(name, tp, False, micro_batch) for name in (*names, *ends)]
+    each = [problem.prices[name, inside, micro_batch] for name in (*names, *ends)]
     parameters = sum(price.parameter_elements for price in each)
     unit = max(price.parameter_elements for price in each)
+    experts = sum(price.expert_elements for price in each)
+    replicas = dp * inside.cp
     sizes = chunks_of(len(names), v, stage == pp - 1)
     moments = in_flight_by_chunk(schedule, stage, pp, m, v)
     kept_blocks = max(sum(n * size for n, size in zip(moment, sizes, strict=True)) for moment in moments)
     flight = kept_blocks / len(names)
-    states = state_bytes(
-        parameters,
-        optimizer="adamw",
-        dtype="bf16",
-        zero=zero,
-        shards=dp,
-        pipelined=pp > 1,
-        accumulating=m > 1,
-        largest_unit=unit,
-    ).total
-    groups = sum(size > 1 for size in (pp, dp, tp))
+    shared, own = (
+        state_bytes(
+            elements,
+            optimizer="adamw",
+            dtype="bf16",
+            zero=zero,
+            shards=shards,
+            pipelined=pp > 1,
+            accumulating=m > 1,
+            largest_unit=largest,
+        ).total
+        for elements, shards, largest in (
+            (parameters - experts, replicas, unit),
+            (experts, replicas * inside.tp // (inside.ep * inside.etp), 0.0),
+        )
+    )
+    states = shared + own
+    groups = sum(size > 1 for size in (pp, replicas, inside.tp, inside.ep))
     free = problem.capacity * 0.95 - communicator_bytes(CHIP, groups) - context_bytes(CHIP)
     budget = free / (1 + RESERVE_FRACTION) - states - WORKSPACE_BYTES - max(price.workspace_bytes for price in each)
     end_count = moments.max(axis=0)[v - 1 if stage == pp - 1 else 0]
-    budget -= (
-        sum(problem.price(name, tp, False, micro_batch).recompute["none"].saved_bytes for name in ends) * end_count
-    )
+    budget -= sum(problem.prices[name, inside, micro_batch].recompute["none"].saved_bytes for name in ends) * end_count
     least = None
     for pick in itertools.product(("none", "selective", "full"), repeat=len(names)):
         if len(set(names)) > 1 and any(
@@ -266,7 +316,7 @@ def best_stage(problem, stage, first, end, pp, tp, dp, micro_batch, m, schedule,
             continue  # several classes: one entry for each
         if v > 1 and len(set(pick)) > 1:
             continue  # interleaved: one entry for the stage
-        chosen = [problem.price(n, tp, False, micro_batch).recompute[p] for n, p in zip(names, pick, strict=True)]
+        chosen = [problem.prices[n, inside, micro_batch].recompute[p] for n, p in zip(names, pick, strict=True)]
         if sum(option.saved_bytes for option in chosen) * flight <= budget:
             extra = sum(option.seconds for option in chosen)
             least = extra if least is None else min(least, extra)
@@ -274,25 +324,38 @@ def best_stage(problem, stage, first, end, pp, tp, dp, micro_batch, m, schedule,
         return None
     forward = sum(price.forward_seconds + price.forward_overhead_seconds for price in each)
     backward = sum(price.backward_seconds + price.backward_overhead_seconds for price in each) + least
-    work, once = times(problem, forward, backward, parameters, unit, pp, tp, dp, zero, m)
-    return by_chunk(problem, names, ends, sizes, work, tp, micro_batch, stage == pp - 1), once
+    work, once = times(problem, forward, backward, parameters, experts, unit, pp, inside, replicas, zero, m)
+    return by_chunk(problem, names, ends, sizes, work, inside, micro_batch, stage == pp - 1), once
 
 
-def times(problem, forward, backward, parameters, unit, pp, tp, dp, zero, m):
-    update_share = parameters / (dp if zero else 1)
+def times(problem, forward, backward, parameters, experts, unit, pp, inside, replicas, zero, m):
+    spread = inside.ep * inside.etp
+    own_replicas = replicas * inside.tp // spread
+    update_share = ((parameters - experts) / replicas + experts / own_replicas) if zero else parameters
     update = pointwise_seconds(CHIP, optimizer_traffic_bytes(update_share, "adamw", "bf16"), "optimizer")
-    if dp == 1:
+    if replicas == own_replicas == 1:
         return forward + backward, update
-    group = Topology(CLUSTER, problem.devices).strided(dp, tp)
+    # Experts are reduced among the ranks that hold the same ones, and apart from the rest where those are other ranks.
+    machine, parts = Topology(CLUSTER, problem.devices), [(parameters, replicas, inside.tp)]
+    if spread != inside.tp:
+        parts = [(parameters - experts, replicas, inside.tp), (experts, own_replicas, spread)]
 
-    def several(kind, bytes_, count):
+    def several(kind, width):
         # fully_shard sends a unit at a time, torch's DDP 25 MiB of gradients
-        count = max(count, 1.0)
-        return max(collective_seconds(kind, b, group, CHIP) * n for b, n in ((bytes_, 1.0), (bytes_ / count, count)))
+        seconds = 0.0
+        for elements, size, stride in parts:
+            if size > 1 and elements:
+                whole = width * elements
+                count = max(parameters / unit if zero else whole / (25 * 2**20), 1.0)
+                group = machine.strided(size, stride)
+                seconds += max(
+                    collective_seconds(kind, bytes_, group, CHIP) * n
+                    for bytes_, n in ((whole, 1.0), (whole / count, count))
+                )
+        return seconds
 
-    gather = several("all_gather", 2 * parameters, parameters / unit) if zero else 0.0
-    pieces = parameters / unit if zero else 4 * parameters / (25 * 2**20)
-    reduce = several("reduce_scatter" if zero else "all_reduce", 4 * parameters, pieces)
+    gather = several("all_gather", 2) if zero else 0.0
+    reduce = several("reduce_scatter" if zero else "all_reduce", 4)
     hidden = overlap_fraction("dp")
 
     def bare(seconds, beside):
@@ -322,11 +385,25 @@ def test_the_search_finds_what_brute_force_finds(start):
         assert found.limit == pytest.approx(expected, rel=1e-9), seed
 
 
-@pytest.mark.parametrize("seed", range(0, 60, 3))
-def test_no_bound_exceeds_the_step_it_bounds(seed):
-    model = model_of(instance(seed))
-    space = configurations(model.request, model.topology.devices, len(model.layers), model.prices.degrees())
-    for bound, configuration in by_bound(model, space):
+@pytest.mark.parametrize("start", range(0, 30, 10))
+def test_the_search_over_experts_and_sequences_finds_what_brute_force_finds(start):
+    chosen = set()
+    for seed in range(start, start + 10):
+        problem = instance_with_experts(seed)
+        found = explore(model_of(problem), ranked(model_of(problem)), float("inf"))
+        assert found.limit == pytest.approx(brute_force(problem), rel=1e-9), seed
+        if found.best is not None:
+            chosen |= {(axis, getattr(found.best[0].c, axis) > 1) for axis in ("ep", "cp")}
+    assert chosen == {("ep", True), ("ep", False), ("cp", True), ("cp", False)}  # else little was proven
+
+
+@pytest.mark.parametrize("problem", [*map(instance, range(0, 60, 3)), *map(instance_with_experts, range(8))])
+def test_no_bound_exceeds_the_step_it_bounds(problem):
+    model = model_of(problem)
+    last = 0.0
+    for bound, configuration in ranked(model):
+        assert bound >= last
+        last = bound
         answer = Case(model, configuration).solve(float("inf"))
         if answer is not None:
             assert bound <= answer.step_seconds * (1 + 1e-12)

@@ -8,10 +8,11 @@ import itertools
 import numpy as np
 import pytest
 
-from autopar.planner.bounds import by_bound, least_busiest
+from autopar.planner.bills import Holding
+from autopar.planner.bounds import least_busiest
 from autopar.planner.case import Case, Model
 from autopar.planner.search import explore, ranked
-from autopar.planner.space import Configuration, configurations
+from autopar.planner.space import Configuration, Inside
 from cost_models.memory import held_as
 from hardware_profiles.topology import Topology
 from tests.autopar.planner.test_brute_force import (
@@ -63,7 +64,7 @@ def tight_instance(seed: int):
     for name in ("a", "b", "start", "end"):
         work, kept, parameters = rng.uniform(0.5, 2), rng.uniform(10, 40), rng.uniform(0.05, 0.3) * 1e9
         for tp, micro_batch in itertools.product(tps, range(1, batch + 1)):
-            prices[name, tp, micro_batch] = random_price(
+            prices[name, Inside(tp, etp=tp), micro_batch] = random_price(
                 rng, name, work, kept, parameters, tp, micro_batch, HIDDEN_BYTES
             )
     fixed = {"dp": 1, "tp": 1} if devices <= blocks and rng.integers(2) else {}
@@ -102,8 +103,7 @@ def test_the_instances_ask_for_what_they_should():
 @pytest.mark.parametrize("seed", range(60))
 def test_no_bound_exceeds_the_solved_step_under_tight_memory(seed):
     model = model_of(tight_instance(seed))
-    space = configurations(model.request, model.topology.devices, len(model.layers), model.prices.degrees())
-    for bound, configuration in by_bound(model, space):
+    for bound, configuration in ranked(model):
         answer = Case(model, configuration).solve(float("inf"))
         if answer is not None:
             assert bound <= answer.step_seconds * (1 + 1e-12)
@@ -166,7 +166,7 @@ def dense_prices(seed):
                 )
                 for key, option in one.recompute.items()
             }
-            prices[name, 1, micro_batch] = dataclasses.replace(
+            prices[name, Inside(), micro_batch] = dataclasses.replace(
                 one,
                 forward_seconds=one.forward_seconds * micro_batch,
                 backward_seconds=one.backward_seconds * micro_batch,
@@ -193,4 +193,4 @@ def test_gradients_held_whole_are_reduced_once_a_step(zero, micro_batches, said)
     configuration = Configuration(1, 1, False, 4, 1, micro_batches, "1f1b", 1, zero)
     bills = Case(model, configuration).bills
     whole = held_as("autopar", "gradient", zero, pipelined=False, accumulating=micro_batches > 1) < 2
-    assert bills.data_parallel(1e9, 1e8).reduces == said == ("once" if whole else "each_backward")
+    assert bills.data_parallel(Holding(1e9, largest_unit=1e8)).reduces == said == ("once" if whole else "each_backward")

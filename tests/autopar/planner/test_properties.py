@@ -15,7 +15,7 @@ from autopar.legality import Choices, problems
 from autopar.planner.case import Case
 from autopar.planner.request import Request
 from autopar.planner.search import explore, ranked, search
-from autopar.planner.space import configurations
+from autopar.planner.space import Offer, configurations
 from autopar.simulator import simulate
 from hardware_profiles.profile import load_cluster
 from tests.autopar.planner.test_brute_force import instance, model_of
@@ -152,11 +152,12 @@ def test_blocks_that_do_not_divide_by_the_chunks_are_interleaved_all_the_same():
 
 
 def test_unlike_blocks_are_not_interleaved_and_a_request_for_it_says_why():
+    offer = Offer(devices=4, blocks=8, tp_degrees={1: (False,)}, is_equal=False)
     request = Request.parse(global_batch=8, seq_len=8, fixed={}, forbidden=())
-    assert {c.schedule for c in configurations(request, 4, 8, {1: (False,)}, is_equal=False)} == {"1f1b", "gpipe"}
+    assert {c.schedule for c in configurations(request, offer)} == {"1f1b", "gpipe"}
     fixed = Request.parse(global_batch=8, seq_len=8, fixed={"schedule": "interleaved"}, forbidden=())
     with pytest.raises(autopar.RequestError, match="blocks differ"):
-        configurations(fixed, 4, 8, {1: (False,)}, is_equal=False)
+        configurations(fixed, offer)
 
 
 @pytest.mark.parametrize("gigabits", [25.0, 5.0])

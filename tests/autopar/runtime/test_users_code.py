@@ -47,10 +47,12 @@ def inputs(batch, seq):
 FIXED = {"pp": 1, "tp": 1, "dp": 1, "recompute": "none"}
 
 
-def losses_on_two_ranks(build, fixed, dtype):
+def losses_on_ranks(build, fixed, dtype):
+    fixed = FIXED | fixed
+    world = fixed["pp"] * fixed["tp"] * fixed["dp"]
     plan = autopar.plan(
         autopar.capture(build, lambda batch, seq: (torch.zeros(batch, WIDE, dtype=torch.get_default_dtype()),)),
-        "local-cpu-x8", devices=2, global_batch=BATCH, dtype=dtype, fixed=FIXED | fixed,
+        "local-cpu-x8", devices=world, global_batch=BATCH, dtype=dtype, fixed=fixed,
     )  # fmt: skip
 
     def work(rank):
@@ -58,8 +60,8 @@ def losses_on_two_ranks(build, fixed, dtype):
         step = parallelize(build(), plan, timeout=TIMEOUT)
         return [step(inputs(BATCH, 1)) for _ in range(3)]
 
-    first, second = on_ranks(2, work, TIMEOUT)
-    assert first == second
+    first, *others = on_ranks(world, work, TIMEOUT)
+    assert all(other == first for other in others)
     return first
 
 
@@ -91,7 +93,45 @@ def test_checkpoints_of_the_models_own_code_leave_recompute_to_the_plan(fixed, r
     def build():
         return Checkpoints(reentrant)
 
-    assert losses_on_two_ranks(build, fixed, "fp64") == pytest.approx(losses_alone(build), rel=1e-9)
+    assert losses_on_ranks(build, fixed, "fp64") == pytest.approx(losses_alone(build), rel=1e-9)
+
+
+class Scaled(nn.Module):
+    """Single numbers that learn, in a block and outside: fully_shard cannot divide them."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(ScaledMix() for _ in range(4))
+        self.temperature = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return (x * self.temperature.exp()).square().mean()
+
+
+class ScaledMix(Mix):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(0.1))
+
+    def forward(self, x):
+        return x + self.gain * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        *({"dp": 2, "zero": zero} for zero in range(4)),
+        {"dp": 2, "zero": 3, "micro_batch": 2},
+        {"tp": 2},
+        {"pp": 2, "micro_batch": 4, "schedule": "1f1b"},
+        {"pp": 2, "dp": 2, "zero": 2, "micro_batch": 2, "schedule": "1f1b"},
+    ],
+    ids=str,
+)
+def test_single_numbers_learn_as_in_one_process(fixed):
+    assert losses_on_ranks(Scaled, fixed, "fp64") == pytest.approx(losses_alone(Scaled), rel=1e-9)
 
 
 class Normalised(nn.Module):
@@ -119,5 +159,5 @@ class Table(nn.Module):
 
 
 def test_running_statistics_follow_the_training_dtype_and_tables_do_not():
-    losses = losses_on_two_ranks(Normalised, {"dp": 2}, "bf16")
+    losses = losses_on_ranks(Normalised, {"dp": 2}, "bf16")
     assert all(torch.isfinite(torch.tensor(losses)))
