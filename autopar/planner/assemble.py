@@ -24,6 +24,7 @@ from autopar.documents.plan import (
 from autopar.legality import beyond_runtime
 from autopar.planner.bills import Holding
 from autopar.planner.case import Case, Model
+from autopar.planner.edges import why_uncut
 from autopar.planner.estimate import StageChoice, chunk_sizes
 from autopar.planner.placements import conversions, loss_is_parallel, placements, shares
 from autopar.planner.stages import Answer
@@ -116,7 +117,8 @@ def not_runnable(case: Case) -> str | None:
     c, request = case.c, case.model.request
     beyond = beyond_runtime(c.cp, c.ep, c.etp if case.model.prices.expert_count else c.tp, c.tp)
     made = f"made and priced for {request.target}" if request.target != "run" else None
-    return "; ".join(filter(None, (made, beyond))) or None
+    uncut = why_uncut(case.model.graph) if c.pp > 1 else None
+    return "; ".join(filter(None, (made, beyond, uncut))) or None
 
 
 def _carrier_notes(case: Case) -> Iterator[str]:
@@ -125,7 +127,10 @@ def _carrier_notes(case: Case) -> Iterator[str]:
         yield f"not runnable by autopar run: {reason}"
     elif case.model.prices.expert_count:
         yield "ep is not offered: autopar run does not carry it out; --target megatron searches over ep, etp and cp"
-    imbalance = case.model.request.moe_imbalance
+    request = case.model.request
+    if case.c.pp == 1 and not request.picks("pp") and (uncut := why_uncut(case.model.graph)) is not None:
+        yield f"pp is not offered: {uncut}; --fix pp=N plans it all the same"
+    imbalance = request.moe_imbalance
     if imbalance > 1:
         yield f"assumed: the most loaded of the ep={case.c.ep} ranks gets {min(imbalance, case.c.ep):g} times the mean's tokens"
 
@@ -291,6 +296,7 @@ class _Stages:
             )
             is_last = chunk * case.c.pp + stage == case.c.pp * case.c.virtual_stages - 1
             output = 0.0 if is_last else case.column(self.layers[end - 1].block_class).price.output_bytes
+            output += case.carried[end - 1] if case.c.pp > 1 and not is_last else 0.0
             chunks.append(
                 ChunkCost(
                     forward=self._action(first, end, "forward"),

@@ -10,12 +10,14 @@ from itertools import product
 from autopar.documents.graph import Graph
 from autopar.planner.bills import Bills, Holding, Known, holding
 from autopar.planner.columns import Column, Menu, best_mix, column, layers_of
+from autopar.planner.edges import carried_bytes
 from autopar.planner.estimate import Pipeline, StageChoice, chunk_sizes
 from autopar.planner.pricelist import PriceList
 from autopar.planner.request import Request
 from autopar.planner.space import Configuration, Inside
 from autopar.planner.stages import Answer, solve_any, solve_equal
 from autopar.pricing.division import divided_atom
+from cost_models.compute import element_bytes
 from hardware_profiles.chip import Chip
 from hardware_profiles.topology import Topology
 
@@ -56,6 +58,7 @@ class Model:
         self.modes = self._modes()
         self._columns: dict[tuple[str, Inside, int], Column] = {}
         self._totals: dict[tuple[Inside, int], Totals] = {}
+        self._carried: dict[tuple[int, int], tuple[float, ...]] = {}
         self.known: Known = {}
 
     @cached_property
@@ -114,6 +117,13 @@ class Model:
             )
         return self._totals[key]
 
+    def carried(self, micro_batch: int, cp: int) -> tuple[float, ...]:
+        """Bytes that cross each cut beside the hidden state."""
+        if (micro_batch, cp) not in self._carried:
+            width = max(2, int(element_bytes(self.request.dtype)))
+            self._carried[micro_batch, cp] = carried_bytes(self.graph, micro_batch, self.request.seq_len // cp, width)
+        return self._carried[micro_batch, cp]
+
 
 def _least(item: Column) -> float:
     """Seconds of a class per micro-batch at the cheapest entry of its menu."""
@@ -133,8 +143,13 @@ class Case:
         """The objective's constants."""
         hidden = self.column(self.model.layers[0].block_class).price.output_bytes
         c = self.c
-        send = self.bills.send_seconds(hidden)
+        send = self.bills.send_seconds(hidden + max(self.carried, default=0.0))
         return Pipeline(c.pp, c.micro_batches, c.virtual_stages, send, c.schedule, self.totals.forward_share)
+
+    @cached_property
+    def carried(self) -> tuple[float, ...]:
+        """Bytes that cross each cut beside the hidden state; whole on every tp rank."""
+        return self.model.carried(self.c.micro_batch, self.c.cp) if self.c.pp > 1 else ()
 
     def column(self, class_name: str) -> Column:
         """A class under this configuration."""

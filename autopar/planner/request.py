@@ -70,6 +70,10 @@ class Request:
         """The request with some (tp, sp) left out."""
         return replace(self, refused=refused)
 
+    def picks(self, axis: str) -> bool:
+        """Whether a degree is fixed or forbidden."""
+        return axis in self.fixed or axis in self.forbidden
+
     @property
     def carrier(self) -> Target:
         """Who carries the plan out."""

@@ -21,6 +21,7 @@ from autopar.errors import NoPlanFits, RequestError
 from autopar.planner.assemble import assemble
 from autopar.planner.bounds import Ranked
 from autopar.planner.case import Case, Model, Shortfall
+from autopar.planner.edges import why_uncut
 from autopar.planner.request import Request
 from autopar.planner.solver import solver_name
 from autopar.planner.space import Configuration, Offer, Prefix, prefixes
@@ -104,6 +105,7 @@ def ranked(model: Model) -> Ranked:
         is_equal=model.is_equal,
         experts=model.prices.expert_count,
         is_divisible_by_cp=model.is_divisible_by_cp,
+        is_cut=model.request.target != "run" or why_uncut(model.graph) is None,
         reach=model.topology.devices_in_reach,
     )
     return Ranked(model, offer, prefixes(model.request, offer))

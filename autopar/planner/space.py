@@ -78,6 +78,8 @@ class Offer:
     experts: int = 0
     """Routed experts of a block."""
     is_divisible_by_cp: bool = True
+    is_cut: bool = True
+    """Whether whoever carries the plan out can cut a pipeline from the model."""
     reach: int = 1
     """Devices that reach each other without the network: tp and cp together stay within them, unless fixed."""
 
@@ -171,6 +173,7 @@ def _degrees(request: Request, offer: Offer, inside: Inside) -> Iterator[tuple[i
         dp = offer.devices // tp // cp // pp
         if (
             pp <= offer.blocks
+            and (pp == 1 or offer.is_cut or "pp" in request.fixed)
             and _wanted(request, "pp", pp)
             and _wanted(request, "dp", dp)
             and request.global_batch % dp == 0

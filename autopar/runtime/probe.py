@@ -131,6 +131,9 @@ class _Watcher:
         self.outputs: list[torch.Tensor] = []
         self.leaf_number: dict[int, int] = {}
         self.names = {id(parameter): name for name, parameter in twin.named_parameters()}
+        self.block_of = _only_in_blocks(twin, self.blocks)
+        self.made: dict[int, tuple[int, torch.Tensor]] = {}
+        """Tensors that blocks return beside their hidden state: id -> (block, the tensor, so that its id stays its own)."""
         for number, block in enumerate(self.blocks):
             block.register_forward_pre_hook(self._enter(number), with_kwargs=True)
             block.register_forward_hook(self._leave, with_kwargs=True)
@@ -154,7 +157,9 @@ class _Watcher:
                     f"block {number} of '{self.chain}' is not given what the block before returned: something happens between"
                 )
             for leaf in tree_leaves((args[1:], kwargs)):
-                if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                if id(leaf) in self.made:
+                    self._problem(f"block {number}", self.made[id(leaf)][0])
+                elif isinstance(leaf, torch.Tensor) and leaf.requires_grad:
                     found.needed_by_blocks |= self._reached(leaf, f"block {number}")
 
         return hook
@@ -165,6 +170,10 @@ class _Watcher:
             self.found.problems.append(f"blocks of '{self.chain}' return nothing of the shape of their hidden state")
             return output
         leaves, structure = tree_flatten(output)
+        handed_on = {id(leaf) for leaf in tree_leaves((args, kwargs))}
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in handed_on:
+                self.made[id(leaf)] = len(self.outputs), leaf
         leaf = leaves[result.hidden].detach().requires_grad_()
         leaves[result.hidden] = leaf
         self.leaf_number[id(leaf)] = len(self.outputs)
@@ -189,12 +198,15 @@ class _Watcher:
         """Parameters that a tensor depends on; depending on an earlier block is a problem."""
         names = set()
         for leaf in _leaves_of(tensor):
-            number = self.leaf_number.get(id(leaf))
+            number = self.leaf_number.get(id(leaf), self.block_of.get(id(leaf)))
             if number is None:
                 names |= {self.names[id(leaf)]} if id(leaf) in self.names else set()
             elif not (last and number == len(self.outputs) - 1):
-                self.found.problems.append(f"{reader} reads what came of block {number} beside the hidden state")
+                self._problem(reader, number)
         return names
+
+    def _problem(self, reader: str, block: int) -> None:
+        self.found.problems.append(f"{reader} reads what came of block {block} beside the hidden state")
 
     def _own_parameters(self, module: str) -> Iterator[tuple[str, nn.Parameter]]:
         """(first name, parameter) of what a module holds directly."""
@@ -217,6 +229,17 @@ class _Watcher:
         if found.problems:
             raise RequestError(f"{found.problems[0]}: a pipeline cannot cut this model; plan without pp (--forbid pp)")
         return found
+
+
+def _only_in_blocks(model: nn.Module, blocks: list[nn.Module]) -> dict[int, int]:
+    """Id of a parameter that one block alone holds -> the block's number."""
+    holders: dict[int, set[int]] = {}
+    inside = {id(module): number for number, block in enumerate(blocks) for module in block.modules()}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                holders.setdefault(id(parameter), set()).add(inside.get(id(module), -1))
+    return {key: min(numbers) for key, numbers in holders.items() if len(numbers) == 1 and -1 not in numbers}
 
 
 def _result(output: Any, hidden: torch.Tensor | None) -> Result:

@@ -98,10 +98,14 @@ def _edges(whole: Whole, lists: list[BlockList]) -> Iterator[Edge]:
     order = {part: number for number, part in enumerate(whole.divided.parts)}
     learned = _depend_on_parameters(whole)
     ends = _End(lists)
+    calls = [call for call in whole.found.recording.calls if call.inputs]
+    hidden = {call.module: call.inputs[0] for call in calls if call.inputs[0] not in call.inputs[1:]}
     for tensor, readers in read.items():
         source = made[tensor]
         later = sorted(readers, key=order.__getitem__)
-        if not later or order[later[-1]] <= order[source] + 1:
+        neighbour = order[later[-1]] <= order[source] + 1
+        # The neighbour may stand for blocks further on: each of those reads its own hidden state, but all else as it does.
+        if neighbour and (tensor == hidden.get(later[-1]) or ends.last(later[-1]) == ends.first(later[-1])):
             continue
         record = whole.found.recording.tensors[tensor]
         yield Edge(

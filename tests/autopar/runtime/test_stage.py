@@ -70,6 +70,33 @@ class SkipsOver(Model):
         return x
 
 
+class HandsOn(Model):
+    """The first block makes what all others read, with a gradient or without: neither is in the hidden state."""
+
+    learns = True
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(HandingBlock() for _ in range(4))
+
+    def blocks(self, x):
+        extra = None
+        for layer in self.layers:
+            x, extra = layer(x, extra, self.learns)
+        return x
+
+
+class HandsOnValues(HandsOn):
+    learns = False
+
+
+class HandingBlock(Block):
+    def forward(self, x, extra, learns):
+        if extra is None:
+            extra = self.inner(x) if learns else self.inner(x).detach()
+        return super().forward(x, extra), extra
+
+
 class Learned(Model):
     """A parameter of the model itself that every block sees."""
 
@@ -123,6 +150,8 @@ INPUTS = ((TOKENS,), {})
         (ByKeyword, "does not get its hidden state as first argument"),
         (Between, "something happens between"),
         (SkipsOver, "reads what came of block 0 beside the hidden state"),
+        (HandsOn, "block 1 reads what came of block 0 beside the hidden state"),
+        (HandsOnValues, "block 1 reads what came of block 0 beside the hidden state"),
     ],
 )
 def test_models_that_a_pipeline_cannot_cut_are_refused_with_the_reason(model, reason):
