@@ -304,38 +304,61 @@ def dry_run(plan: Plan, model: str | Path) -> DryRun:
 
 
 def _search_with_dry_run(graph: Graph, machine: Cluster, request: Request, model: str | Path | None) -> Plan:
-    """Plan; where the model's code refuses the plan's local shapes or stages, plan again without that tp degree and sp, or pp."""
+    """Plan; where the model's code refuses the plan's local shapes or stages, plan again, giving up as little as helps.
+
+    In this order: a loss over divided logits, sequences divided before the first block, sp, the division of the module whose
+    code refused (a few), that tp degree; for stages, pp.
+    """
     from autopar.planner.search import search
 
     refused: dict[tuple[int, bool], str] = {}
+    left_whole: dict[tuple[int, str], str] = {}
     uncut = ""
     while True:
         try:
             found = search(graph, machine, request.without(tuple(refused)))
         except (RequestError, NoPlanFits) as error:
-            if not refused:
+            if not refused and not left_whole:
                 raise
             rest = str(error) if isinstance(error, NoPlanFits) else "nothing else of what was asked is left"
-            raise type(error)("\n".join(dict.fromkeys([*refused.values(), rest]))) from None
+            raise type(error)("\n".join(dict.fromkeys([*refused.values(), *left_whole.values(), rest]))) from None
         if model is None or found.export_only:
             return found
         result = dry_run(found, model)
         if result.passed:
-            return _passed(found, result, [*_left_out(refused), *([f"pp is left out: {uncut}"] if uncut else [])])
+            notes = [*_left_out(refused), *([f"pp is left out: {uncut}"] if uncut else [])]
+            notes += [f"tp={tp}: {module} stays whole: {why}" for (tp, module), why in left_whole.items()
+                      if tp == found.mesh.tp]  # fmt: skip
+            return _passed(found, result, notes)
         if result.in_pipeline:
             if "pp" in request.fixed:
                 raise PlanMismatch(result.reason)
             request, uncut = replace(request, forbidden=(*request.forbidden, "pp")), result.reason
             continue
+        tp, sp = found.mesh.tp, bool(found.options["sp"])
         reason = f"the model's code does not accept the plan's local shapes (tp={found.mesh.tp}): {result.reason}"
-        if found.mesh.tp == 1:
+        if tp == 1:
             raise PlanMismatch(reason)
+        kept = [module for degree, module in request.whole_modules if degree == tp]
         if result.in_loss and request.loss_parallel:
             request = replace(request, loss_parallel=False)
-        elif found.options["sp"] and not request.whole_prologue:
+        elif sp and not request.whole_prologue:
             request = replace(request, whole_prologue=True)
+        elif (not sp or "sp" in request.fixed) and _may_stay_whole(graph, result.module, kept):
+            request = replace(request, whole_modules=(*request.whole_modules, (tp, result.module)))
+            left_whole[tp, result.module] = reason
         else:
-            refused[found.mesh.tp, bool(found.options["sp"])] = reason
+            refused[tp, sp] = reason
+
+
+MOST_WHOLE = 4
+"""Modules that may stay whole at a tp degree."""
+
+
+def _may_stay_whole(graph: Graph, module: str, kept: Sequence[str]) -> bool:
+    """Whether keeping one more module of a block whole may help."""
+    inside = any(module.startswith(f"{block}.") for chain in graph.chains for block in chain.modules)
+    return inside and module not in kept and len(kept) < MOST_WHOLE
 
 
 def _left_out(refused: Mapping[tuple[int, bool], str]) -> list[str]:

@@ -143,6 +143,8 @@ class Conversion(Schema):
     axis: Axis
     forward: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice", "identity"]
     dim: int | None = None
+    within: int | None = None
+    """Where the batch stands outside what is divided, in one dim with it: how long that is for one of the batch, as it comes."""
     gradient: Literal["share", "whole"] | None = None
 
 

@@ -12,7 +12,7 @@ from autopar.documents.graph import Operator
 
 FIRST_ARGUMENT = frozenset({
     "aten._to_copy", "aten.clone", "aten.contiguous", "aten.neg", "aten.sum", "aten.mean", "aten.div", "aten.div_",
-    "aten.index", "aten.index_select", "aten.gather", "aten.copy_",
+    "aten.index", "aten.index_select", "aten.gather",
 })  # fmt: skip
 """Linear in the first read, whatever the others are."""
 

@@ -4,7 +4,8 @@ Divide one of its local dims, parallel or summed (a whole one where a composite 
 whole gradients (R) or with a rank's own share of them (R*). An option says in which state every read and write then is.
 
 The batch is not offered (that is dp). A dim is divided along its outermost index only, batch aside: what a rank holds is
-then contiguous. Matrices are stored divided, unless they may stay whole.
+then contiguous. Matrices are stored divided, unless they may stay whole; small ones may be whole within the class's limit
+(`Options.limit`), and all of a module whose code accepts no part of its tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from autopar.documents.graph import BlockClass, Graph, LocalDim, Operator
 from autopar.planner.linear import shares_of
-from autopar.planner.sites import entries
+from autopar.planner.sites import entries, within
 from autopar.pricing.division import (
     PARTIAL,
     WHOLE,
@@ -28,6 +29,8 @@ from autopar.pricing.division import (
 
 CARRIED_OUT = ("vocab_parallel",)
 """Composites that the runtime carries out."""
+LEAST_DIVIDED = 0.9
+"""Of a class's elements in matrices: below this share a division over tp saves too little memory to be one."""
 LOOKUP = "aten.embedding"
 """The operator whose matrix may be divided along its rows: each rank then looks up its own, the others are zeros."""
 
@@ -57,19 +60,23 @@ class Options:
         pinned: Mapping[str, State],
         loss_parallel: bool,
         whole_prologue: bool = False,
+        whole_modules: frozenset[str] = frozenset(),
     ) -> None:
         self.block_class: BlockClass = graph.class_by_name[class_name]
         self.boundary, self.degree = boundary, degree
         self.may_stay_whole, self.pinned, self.loss_parallel = may_stay_whole, pinned, loss_parallel
+        self.whole_modules = whole_modules
         self.entries = entries(graph, class_name)
         self.divides_sequence = boundary == "sequence" and not (whole_prologue and self.entries)
         self.follows = {atom.id: atom.follows for atom in graph.indices}
         self.sizes = graph.sizes(1, seq_len)
         self.forward = [operator for operator in self.block_class.operators if operator.phase == "forward"]
-        self.learned = _learned(self.block_class, self.forward)
+        self.learned = _learned(graph, self.block_class, self.forward)
         self.writers = {tensor: operator for operator in self.forward for tensor in operator.writes}
         self.writer = {tensor: operator.id for tensor, operator in self.writers.items()}
         self.summable = self._summable()
+        self.limit = (1 - LEAST_DIVIDED) * self._elements_to_divide()
+        """Of elements in matrices that may be whole because it is cheaper."""
         self.of = {
             operator.id: [option for option in self._options(operator) if self._agrees(option)]
             for operator in self.forward
@@ -88,16 +95,35 @@ class Options:
             writers |= dict.fromkeys(operator.writes, operator)
         return found
 
+    def _elements_to_divide(self) -> int:
+        """Of matrices outside the modules that stay whole."""
+        free = [read for op in self.forward if not self.must_be_whole(op) for read in op.reads]
+        parameters = {parameter.tensor: parameter for parameter in self.block_class.parameters}
+        return sum(parameters[read].elements for read in {*free} & parameters.keys() if len(parameters[read].shape) > 1)
+
+    def must_be_whole(self, operator: Operator) -> bool:
+        """Whether it is of a module that stays whole."""
+        return any(within(operator.module, module) for module in self.whole_modules)
+
+    def held_whole(self, operator: Operator, option: Option) -> list[int]:
+        """Matrices that an option reads whole by choice."""
+        if is_view(operator) or self.must_be_whole(operator):
+            return []
+        return [read for read, state in option.reads.items() if state.kind != "S" and self.is_matrix(read)]
+
+    def _elements(self, tensors: list[int]) -> float:
+        return sum(self.block_class.tensor_by_id[tensor].elements(self.sizes) for tensor in tensors)
+
     def _options(self, operator: Operator) -> Iterator[Option]:
-        stored = (
-            []
-            if is_view(operator) or self.may_stay_whole
-            else [read for read in operator.reads if self.is_matrix(read)]
-        )
-        if not stored:
+        forced = self.must_be_whole(operator)
+        free = is_view(operator) or self.may_stay_whole or forced
+        stored = [] if free else [read for read in operator.reads if self.is_matrix(read)]
+        if self._elements(stored) <= self.limit:
             yield self._whole(operator, WHOLE)
             yield self._whole(operator, WHOLE_PARTIAL_GRADIENT)
-        if is_view(operator) and operator.reads and operator.reads[0] in self.learned:
+        if forced:
+            return
+        if is_view(operator) and operator.reads and self.learned.issuperset((operator.reads[0], *operator.writes)):
             yield self._whole(operator, PARTIAL)
         elif not stored:
             yield from self._of_shares(operator)
@@ -214,12 +240,29 @@ class Options:
         return found.dtype in ("compute", "float32", "float64") and {"batch", None} <= follows
 
 
-def _learned(block_class: BlockClass, forward: list[Operator]) -> set[int]:
-    """Tensors that carry a gradient: inputs that follow the batch in floating point, parameters, and what comes of them."""
+def _learned(graph: Graph, block_class: BlockClass, forward: list[Operator]) -> set[int]:
+    """Tensors that carry a gradient: hidden states, parameters, and what comes of them, here or in an earlier block.
+
+    What is written into a view of a tensor comes to be in that tensor.
+    """
     found = {tensor.id for tensor in block_class.tensors if tensor.parameter is not None}
-    floating = ("compute", "float32", "float64")
-    found |= {tensor for tensor in block_class.inputs[:1] if block_class.tensor_by_id[tensor].dtype in floating}
+    found |= {tensor for tensor in block_class.inputs[:1] if _is_floating(block_class, tensor)}
+    edges = [(edge.dims, edge.dtype) for edge in graph.edges if edge.gradient]
+    tensors = [block_class.tensor_by_id[tensor] for tensor in block_class.inputs[1:]]
+    found |= {tensor.id for tensor in tensors if (tensor.dims, tensor.dtype) in edges}
+    source: dict[int, int] = {}
     for operator in forward:
         if found & set(operator.reads):
-            found |= {tensor for tensor in operator.writes if block_class.tensor_by_id[tensor].dtype in floating}
+            found |= {tensor for tensor in operator.writes if _is_floating(block_class, tensor)}
+        if is_view(operator) and operator.reads:
+            source |= dict.fromkeys(operator.writes, operator.reads[0])
+        elif operator.name.endswith("_") and found & set(operator.writes):
+            behind: int | None = operator.reads[0]
+            while behind is not None:
+                found.add(behind)
+                behind = source.get(behind)
     return found
+
+
+def _is_floating(block_class: BlockClass, tensor: int) -> bool:
+    return block_class.tensor_by_id[tensor].dtype.startswith(("compute", "float", "bfloat", "complex"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Literal
 
 from autopar.documents.graph import Chain
@@ -10,7 +11,7 @@ from autopar.documents.plan import Conversion, SegmentPlacement, SiteRef
 from autopar.planner.case import Model
 from autopar.planner.space import Configuration
 from autopar.pricing import Division
-from autopar.pricing.division import PARTIAL, WHOLE_PARTIAL_GRADIENT, is_view
+from autopar.pricing.division import PARTIAL, WHOLE_PARTIAL_GRADIENT, SiteConversion, is_view
 
 
 def placements(model: Model, c: Configuration) -> dict[str, dict[str, str | SegmentPlacement]]:
@@ -81,10 +82,27 @@ def conversions(model: Model, c: Configuration) -> tuple[Conversion, ...]:
             gradient = {"R*": "share", "R": "whole"}.get(item.target.kind)
             found.append(
                 Conversion.model_validate(
-                    {"site": site, "axis": "tp", "forward": item.forward, "dim": item.dim, "gradient": gradient}
+                    {
+                        "site": site,
+                        "axis": "tp",
+                        "forward": item.forward,
+                        "dim": item.dim,
+                        "gradient": gradient,
+                        "within": _within(model, class_name, item, c.tp),
+                    }
                 )
             )
-    return tuple(found)
+    return tuple(one for number, one in enumerate(found) if one not in found[:number])  # calls of one module are alike
+
+
+def _within(model: Model, class_name: str, item: SiteConversion, degree: int) -> int | None:
+    """The length of a divided index that shares its dim with the batch, at the source of a conversion."""
+    divided = item.source if item.source.kind == "S" else item.target
+    if divided.kind != "S" or divided.atom == 0:
+        return None
+    sizes = model.graph.sizes(1, model.prices.request.seq_len)
+    atoms = model.graph.class_by_name[class_name].tensor_by_id[item.site.tensor].dims[divided.dim]
+    return prod(sizes[atom] for atom in atoms[divided.atom :]) // (degree if divided is item.source else 1)
 
 
 def _exchanges(model: Model, c: Configuration) -> Iterator[Conversion]:

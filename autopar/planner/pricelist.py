@@ -71,6 +71,7 @@ class PriceList:
                 pinned if is_end else None,
                 self.request.loss_parallel,
                 self.request.whole_prologue,
+                {degree: self._whole_modules(name, degree) for degree in left},
             )
             self._divisions[name, sp] = found
             left = [degree for degree in left if degree in found]
@@ -79,6 +80,17 @@ class PriceList:
                 for degree in left:
                     pinned[degree] |= self._states(name, found[degree])
         return left
+
+    def _whole_modules(self, name: str, degree: int) -> frozenset[str]:
+        """Modules of a class that stay whole at a degree, named within the block."""
+        blocks = [(f"{block}.", chain.block_class_of(number)) for chain in self.graph.chains
+                  for number, block in enumerate(chain.modules)]  # fmt: skip
+        found = set()
+        for tp, module in self.request.whole_modules:
+            prefix, owner = next(((b, c) for b, c in blocks if module.startswith(b)), ("", ""))
+            if tp == degree and (owner == name or (not owner and name in self._ends)):
+                found.add(module.removeprefix(prefix))
+        return frozenset(found)
 
     def _order(self, name: str) -> tuple[bool, float]:
         block_class = self.graph.class_by_name[name]

@@ -50,6 +50,8 @@ class Request:
     """Whether the loss may see logits divided along the vocabulary; a dry run shows where its code does not accept them."""
     whole_prologue: bool = False
     """Whether sequences stay whole before the first block; a dry run shows where code there does not accept parts."""
+    whole_modules: tuple[tuple[int, str], ...] = ()
+    """(tp, module): modules whose code a dry run showed not to accept parts of its tensors; their matrices stay whole."""
 
     @classmethod
     def parse(cls, *, fixed: Mapping[str, Any], forbidden: Sequence[str], **values: Any) -> Request:

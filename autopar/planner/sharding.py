@@ -9,9 +9,10 @@
 An option of an operator is a parallel or summed local dim (a whole one where a composite divides it all the same), or to
 run whole, with whole gradients (R) or with a rank's own share of them (R*). The batch is not offered (that is dp), weights are
 never gathered (that is ZeRO), and a block's boundary has one state going in and coming out: whole, or divided along the sequence.
-Solved once per class, boundary and set of indices that a degree divides evenly: the answer is free of sizes. Where no
-division of that kind exists, as few matrices as possible stay whole: of an embedding or a head any (a vocabulary that does not
-divide), of a block small ones (the router of a mixture of experts), for a block that tp hardly divides is not divided at all.
+Solved once per class, boundary and set of indices that a degree divides evenly: the answer is free of sizes. Small matrices
+may be whole where that is cheaper (down-projections of latent attention, routers), up to a tenth of the class's elements. Where
+no division of that kind exists, as few matrices as possible stay whole: of an embedding or a head any (a vocabulary that does
+not divide), of a block small ones, for a block that tp hardly divides is not divided at all.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from typing import Literal
 
 import pulp
 
-from autopar.documents.graph import BlockClass, Graph
-from autopar.planner.options import Option, Options
-from autopar.planner.sites import links
+from autopar.documents.graph import BlockClass, Graph, Parameter
+from autopar.planner.options import LEAST_DIVIDED, Option, Options
+from autopar.planner.sites import Link, links, place_of, repeated
 from autopar.planner.solver import solve
 from autopar.pricing.division import (
     FORWARD,
@@ -43,8 +44,9 @@ FLOPS_PER_SECOND, BYTES_PER_SECOND, LINK_BYTES_PER_SECOND = 500e12, 2e12, 300e9
 EPSILON_SECONDS = 1e-9
 """A conversion that moves nothing still costs this, so that none stands where none is needed."""
 
-LEAST_DIVIDED = 0.9
-"""Of a block's elements in matrices: below this share a division over tp saves too little memory to be one."""
+HEADS = 1
+"""The dim of an attention call's arguments that numbers heads."""
+
 WHOLE_SECONDS_PER_BYTE = 1e-6
 """What a matrix kept whole counts where any may stay so: far above what dividing it can cost, so that as few as can be do."""
 
@@ -65,29 +67,32 @@ def divisions(
     pinned: Pinned | None = None,
     loss_parallel: bool = True,
     whole_prologue: bool = False,
+    whole_modules: Mapping[int, frozenset[str]] | None = None,
 ) -> dict[int, Division]:
     """Degree -> the cheapest division of a class, for the degrees that have one.
 
     `pinned`: degree -> states that parameters have in another class (tied ones). `loss_parallel`: the loss may see logits
     divided along the vocabulary. `whole_prologue`: sequences are divided from the first block on, not before.
+    `whole_modules`: degree -> modules of the class whose code accepts no part of its tensors.
     """
     sizes = graph.sizes(1, seq_len)
     tensors = graph.class_by_name[class_name].tensors
     divisible = {atoms[0] for tensor in tensors for atoms in tensor.dims if atoms}
-    by_pattern: dict[tuple[frozenset[int], tuple[tuple[str, State], ...]], list[int]] = {}
+    by_pattern: dict[tuple[frozenset[int], tuple[tuple[str, State], ...], frozenset[str]], list[int]] = {}
     for degree in degrees:
         pattern = frozenset(atom for atom in divisible if sizes[atom] % degree == 0)
         states = tuple(sorted((pinned or {}).get(degree, {}).items()))
-        by_pattern.setdefault((pattern, states), []).append(degree)
+        kept = (whole_modules or {}).get(degree, frozenset())
+        by_pattern.setdefault((pattern, states, kept), []).append(degree)
     found: dict[int, Division] = {}
-    softened = (loss_parallel, whole_prologue)
-    for (_, states), alike in by_pattern.items():
+    for (_, states, kept), alike in by_pattern.items():
+        softened = (loss_parallel, whole_prologue, kept)
         division = divide(graph, class_name, boundary, max(alike), seq_len, False, dict(states), *softened)
         if division is None:
             relaxed = divide(graph, class_name, boundary, max(alike), seq_len, True, dict(states), *softened)
             if relaxed is not None and (may_stay_whole or _mostly_divided(graph.class_by_name[class_name], relaxed)):
                 division = relaxed
-        if division is not None:
+        if division is not None and (may_stay_whole or not kept or _held(graph.class_by_name[class_name], division)):
             found.update(dict.fromkeys(alike, division))
     return found
 
@@ -102,20 +107,26 @@ def divide(
     pinned: Mapping[str, State] | None = None,
     loss_parallel: bool = True,
     whole_prologue: bool = False,
+    whole_modules: frozenset[str] = frozenset(),
 ) -> Division | None:
     """The cheapest division of a class at one degree; None where there is none. `pinned`: states of tied parameters."""
-    options = Options(
-        graph, class_name, boundary, degree, seq_len, may_stay_whole, pinned or {}, loss_parallel, whole_prologue
-    )
-    return _Programme(options).division()
+    softened = (loss_parallel, whole_prologue, whole_modules)
+    return _Programme(
+        Options(graph, class_name, boundary, degree, seq_len, may_stay_whole, pinned or {}, *softened)
+    ).division()
 
 
 def _mostly_divided(block_class: BlockClass, division: Division) -> bool:
     """Whether all but a small part of a class's matrices is stored divided."""
     matrices = [parameter for parameter in block_class.parameters if len(parameter.shape) > 1]
-    held = {parameter.name for parameter in matrices if division.states.get(parameter.tensor or 0, WHOLE).kind == "S"}
-    divided = sum(parameter.elements for parameter in matrices if parameter.name in held)
+    divided = sum(parameter.elements for parameter in _held(block_class, division))
     return divided >= LEAST_DIVIDED * sum(parameter.elements for parameter in matrices) and bool(matrices)
+
+
+def _held(block_class: BlockClass, division: Division) -> list[Parameter]:
+    """Matrices that are stored divided."""
+    matrices = [parameter for parameter in block_class.parameters if len(parameter.shape) > 1]
+    return [parameter for parameter in matrices if division.states.get(parameter.tensor or 0, WHOLE).kind == "S"]
 
 
 class _Programme:
@@ -145,6 +156,9 @@ class _Programme:
         for operator, options in self.options.items():
             problem += pulp.LpAffineExpression([(choose[operator, number], 1) for number in range(len(options))]) == 1
         self._constrain(problem, choose, convert)
+        self._limit_whole(problem, choose)
+        self._one_state_each(problem, choose)
+        self._alike_at_every_call(problem, convert)
         if solve(problem).status != "optimal":
             return None
         chosen = {operator: options[next(n for n in range(len(options)) if choose[operator, n].value() > 0.5)]
@@ -180,10 +194,28 @@ class _Programme:
                 wanted.add(self.offered.boundary_state(link.tensor))
             for source in produced:
                 for target in wanted:
-                    if source != target and (source.kind, target.kind) in FORWARD and source.kind != target.kind:
+                    if source.kind != target.kind and self._can_move(link, source, target):
                         name = f"y_{number}_{_word(source)}_{_word(target)}"
                         variables[number, source, target] = pulp.LpVariable(name, cat="Binary")
         return variables
+
+    def _can_move(self, link: Link, source: State, target: State) -> bool:
+        """Whether ranks' parts one after another are the whole, and the model's code need not see the change.
+
+        After an attention call code shapes the result by the arguments it gave: only their number of heads may differ. Tokens
+        flattened into one dim are put back by the batch and length read before.
+        """
+        if (source.kind, target.kind) not in FORWARD:
+            return False
+        segments = self.block_class.tensor_by_id[link.tensor].segments
+        divided = [state for state in (source, target) if state.kind == "S"]
+        if any(state.dim in segments or self._is_flattened_sequence(link.tensor, state) for state in divided):
+            return False
+        return link.site.where != "attention" or all(state.dim == HEADS for state in divided)
+
+    def _is_flattened_sequence(self, tensor: int, state: State) -> bool:
+        atom = self.block_class.tensor_by_id[tensor].dims[state.dim][state.atom]
+        return state.atom > 0 and self.offered.follows[atom] == "sequence"
 
     def _constrain(
         self,
@@ -216,6 +248,51 @@ class _Programme:
                             if self._is_exit(n, tensor) and (s, t) == (state, wanted)
                         ]
                         problem += pulp.LpAffineExpression([(choose[key], 1) for key in made]) <= pulp.lpSum(ways)
+
+    def _limit_whole(self, problem: pulp.LpProblem, choose: dict[tuple[int, int], pulp.LpVariable]) -> None:
+        """Matrices that are whole by choice hold a small part of the class's elements."""
+        if self.offered.may_stay_whole:
+            return
+        held = [
+            (choose[operator.id, number], tensor.elements(self.offered.sizes))
+            for operator in self.forward
+            for number, option in enumerate(self.options[operator.id])
+            for tensor in map(self.block_class.tensor_by_id.get, self.offered.held_whole(operator, option))
+            if tensor is not None
+        ]
+        if held:
+            scale = max(self.offered.limit, 1.0)
+            problem += pulp.LpAffineExpression([(variable, size / scale) for variable, size in held]) <= 1
+
+    def _one_state_each(self, problem: pulp.LpProblem, choose: dict[tuple[int, int], pulp.LpVariable]) -> None:
+        """All readers of a parameter find it in one state."""
+        for parameter in self.block_class.parameters:
+            readers = [operator.id for operator in self.forward if parameter.tensor in operator.reads]
+            for other in readers[1:]:
+                sides = [self._reading(parameter.tensor or 0, reader, choose) for reader in (readers[0], other)]
+                for state in {*sides[0], *sides[1]}:
+                    one, two = (pulp.LpAffineExpression(side.get(state, [])) for side in sides)
+                    problem += one == two
+
+    def _alike_at_every_call(
+        self, problem: pulp.LpProblem, convert: dict[tuple[int, State, State], pulp.LpVariable]
+    ) -> None:
+        """A module that runs several times converts the same each time; where one call cannot, none does."""
+        for place in repeated(self.block_class):
+            calls = [number for number, link in enumerate(self.links) if place_of(link.site) == place]
+            changes = {(source, target) for number, source, target in convert if number in calls}
+            for source, target in changes:
+                each = [convert.get((number, source, target)) for number in calls]
+                for one, other in zip(each, each[1:], strict=False):
+                    problem += pulp.lpSum([one] if one else []) == pulp.lpSum([other] if other else [])
+
+    def _reading(
+        self, tensor: int, reader: int, choose: dict[tuple[int, int], pulp.LpVariable]
+    ) -> dict[State, list[tuple[pulp.LpVariable, int]]]:
+        found: dict[State, list[tuple[pulp.LpVariable, int]]] = {}
+        for number, option in enumerate(self.options[reader]):
+            found.setdefault(option.reads[tensor], []).append((choose[reader, number], 1))
+        return found
 
     def _is_exit(self, number: int, tensor: int) -> bool:
         return self.links[number].tensor == tensor and self.links[number].leaves
@@ -264,11 +341,11 @@ class _Programme:
 
     def _kept_whole(self, operator: int, option: Option) -> float:
         """Seconds that count for matrices an option reads whole, where they may be."""
-        if not self.offered.may_stay_whole or is_view(self.block_class.operator_by_id[operator]):
+        if not self.offered.may_stay_whole:
             return 0.0
-        tensors = [self.block_class.tensor_by_id[read] for read in option.reads if self.offered.is_matrix(read)]
-        held = [tensor.bytes(self.offered.sizes, 2) for tensor in tensors if option.reads[tensor.id].kind != "S"]
-        return WHOLE_SECONDS_PER_BYTE * sum(held)
+        held = self.offered.held_whole(self.block_class.operator_by_id[operator], option)
+        tensors = [self.block_class.tensor_by_id[read] for read in held]
+        return WHOLE_SECONDS_PER_BYTE * sum(tensor.bytes(self.offered.sizes, 2) for tensor in tensors)
 
     def _conversion_seconds(self, number: int, source: State, target: State) -> float:
         conversion = SiteConversion(self.links[number].site, source, target)

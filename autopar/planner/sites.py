@@ -23,6 +23,23 @@ class Link:
         return self.leaves and self.site.where == "input"
 
 
+Place = tuple[str, str, int]
+"""A site of a module, whichever call: the runtime's hooks act at every one."""
+
+
+def place_of(site: Site) -> Place:
+    """Where the runtime acts."""
+    return site.module, site.where, site.argument
+
+
+def repeated(block_class: BlockClass) -> set[Place]:
+    """Places of modules that run more than once within a block: each time another tensor stands there."""
+    tensors: dict[Place, set[int]] = {}
+    for site in block_class.sites:
+        tensors.setdefault(place_of(site), set()).add(site.tensor)
+    return {place for place, several in tensors.items() if len(several) > 1}
+
+
 def links(block_class: BlockClass, forward: list[Operator], entries: Sequence[Site] = ()) -> list[Link]:
     """Every useful link, the widest first; of sites with equal readers the outermost stands for all.
 
@@ -31,7 +48,8 @@ def links(block_class: BlockClass, forward: list[Operator], entries: Sequence[Si
     the class hands on.
     """
     writer = {tensor: operator for operator in forward for tensor in operator.writes}
-    found: dict[tuple[int, frozenset[int], bool], Link] = {}
+    found: dict[tuple[int, frozenset[int], bool, Place | None], Link] = {}
+    again = repeated(block_class)
     ordered = sorted(
         block_class.sites, key=lambda site: (site.where == "attention", site.module.count("."), site.module)
     )
@@ -40,7 +58,9 @@ def links(block_class: BlockClass, forward: list[Operator], entries: Sequence[Si
         readers = frozenset(op.id for op in forward if site.tensor in op.reads and _serves(site, op, made_in))
         leaves = site.where == "output" and made_in is not None and site.tensor in block_class.outputs
         if readers or leaves:
-            found.setdefault((site.tensor, readers, leaves), Link(site, site.tensor, readers, leaves))
+            # What happens at one call of a module happens at all: none of its sites may stand for another.
+            own = place_of(site) if place_of(site) in again else None
+            found.setdefault((site.tensor, readers, leaves, own), Link(site, site.tensor, readers, leaves))
     ways = [Link(site, site.tensor, frozenset(), leaves=True) for site in entries]
     return [*ways, *sorted(found.values(), key=lambda link: -len(link.readers))]
 
@@ -52,16 +72,17 @@ def entries(graph: Graph, class_name: str) -> list[Site]:
     positions, rotary tables, masks): converted only here, they are whole until then.
     """
     found = []
+    prologue = graph.class_by_name[class_name]
     for chain in graph.chains:
-        if chain.prologue != class_name:
-            continue
         block = graph.class_by_name[chain.block_class_of(0)]
-        outputs = graph.class_by_name[class_name].outputs
-        for taken, handed in zip(block.inputs[:1], outputs[:1], strict=False):
+        for taken in block.inputs[:1] if chain.prologue == class_name else ():
+            dims = block.tensor_by_id[taken].dims
+            # The prologue of a decoder hands on the encoder's output too.
+            handed = next((tensor for tensor in prologue.outputs if prologue.tensor_by_id[tensor].dims == dims), None)
             found += [
                 Site(module=chain.modules[0], where="input", argument=site.argument, tensor=handed)
                 for site in block.sites
-                if site.where == "input" and site.module == "" and site.tensor == taken
+                if handed is not None and site.where == "input" and site.module == "" and site.tensor == taken
             ]
     return found
 
@@ -69,12 +90,13 @@ def entries(graph: Graph, class_name: str) -> list[Site]:
 def _serves(site: Site, reader: Operator, made_in: str | None) -> bool:
     if site.where == "attention":
         return reader.module == site.module and reader.name.startswith("autopar.attention")
-    inside = _within(reader.module, site.module)
-    made_inside = made_in is not None and _within(made_in, site.module)
+    inside = within(reader.module, site.module)
+    made_inside = made_in is not None and within(made_in, site.module)
     if site.where == "input":
         return inside and not made_inside
     return made_inside and not inside
 
 
-def _within(module: str, outer: str) -> bool:
+def within(module: str, outer: str) -> bool:
+    """Whether a module is another or inside it."""
     return not outer or module == outer or module.startswith(outer + ".")

@@ -2,7 +2,9 @@
 
 Parameters shrink to a rank's part of their placements, hooks at the plan's sites change shapes as its collectives would, and
 the step runs forward and backward. Code that holds the undivided number of heads in an attribute fails in a view: then
-attributes of the failing module that the degree divides are tried at their local value, and those that help are named.
+attributes of the failing module that the degree divides are tried at their local value, one and two at a time, and those that
+help are named. Shapes that fit do not prove that heads were divided and not what is inside or beside them: every softmax and
+attention call is held against that of the undivided model.
 """
 
 from __future__ import annotations
@@ -10,30 +12,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from math import prod
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.documents.plan import Conversion, Plan
 from autopar.errors import CaptureError, RequestError
+from autopar.runtime.attributes import counts, make_local
 from autopar.runtime.names import local_shape, modules_of, parameters_of, pattern_of
 from autopar.runtime.probe import Inputs, meta_twin, watched
 from autopar.runtime.sites import install
 from autopar.runtime.stage import cuts
 
-MOST_PATCHES = 8
+MOST_PATCHES, MOST_PAIRED = 8, 8
 SHORT = 4
 
 Patch = tuple[str, str]
-"""(module with ``*`` for the block's number, attribute)."""
+"""(module with ``*`` for the block's number, path of a count in it)."""
+
+Call = tuple[str, tuple[int, ...]]
+"""Of a softmax or an attention call: its module, and the shape of the scores or queries."""
 
 
 @dataclass(frozen=True)
 class DryRun:
     """What came of it; `patches` are ``module.attribute`` names (``*`` for the block) that need their local value.
 
-    `in_loss`: it failed outside every module, after the last one ended.
+    `in_loss`: it failed outside every module, after the last one ended. `module`: whose code failed; torch's own modules only
+    take what they are given, so that theirs is the caller's fault.
     """
 
     passed: bool
@@ -42,6 +53,7 @@ class DryRun:
     patches: tuple[str, ...] = field(default=())
     in_pipeline: bool = False
     """Shapes are accepted, but a pipeline cannot be cut out of the model."""
+    module: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,7 @@ class _Attempt:
     progress: int = 0
     module: str = ""
     in_loss: bool = False
+    calls: tuple[Call, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -63,15 +76,23 @@ def dry_run(model: nn.Module, step: Callable[[int, int], None], plan: Plan) -> D
 
     `step` raises CaptureError where the model's code does not run.
     """
+    tried = _Tries(model, step, plan)
     patches: tuple[Patch, ...] = ()
-    result = _attempt(model, step, plan, patches)
+    result = tried.attempt(patches)
     while not result.passed and plan.mesh.tp > 1 and len(patches) < MOST_PATCHES:
-        better = _one_more_patch(model, step, plan, patches, result)
+        better = tried.further(patches, result)
         if better is None:
             break
         patches, result = better
-    names = tuple(f"{module}.{attribute}" for module, attribute in patches)
-    return DryRun(result.passed, result.reason, not result.passed and result.in_loss, names)
+    if result.passed:
+        return DryRun(True, patches=tuple(f"{module}.{path}" for module, path in patches))
+    return DryRun(False, result.reason, result.in_loss, module=_blamed(model, result.module))
+
+
+def _blamed(model: nn.Module, failed: str) -> str:
+    while failed and type(model.get_submodule(failed)).__module__.startswith("torch.nn."):
+        failed = failed.rpartition(".")[0]
+    return failed
 
 
 def cannot_cut(model: nn.Module, plan: Plan, inputs: Inputs) -> str:
@@ -102,40 +123,92 @@ def _shortened(model: nn.Module, chain: str) -> Iterator[None]:
         model.set_submodule(chain, container)
 
 
-def _attempt(model: nn.Module, step: Callable[[int, int], None], plan: Plan, patches: tuple[Patch, ...]) -> _Attempt:
-    with _local(model, plan), _patched(model, patches, plan.mesh.tp), _followed(model) as trail:
-        try:
-            step(plan.schedule.micro_batch, plan.workload.seq_len)
-        except CaptureError as error:
-            module = trail.inside[-1] if trail.inside else ""
-            reason = str(error).partition(". If it runs on real tensors")[0]
-            if "view" in reason or "reshape" in reason:
-                reason += "; let it take its number of heads from the tensor: view(batch, seq, -1, head_dim)"
-            return _Attempt(reason, trail.progress, module, module == "" and trail.progress > 1)
-    return _Attempt()
+class _Tries:
+    """Runs of one plan under sets of patches."""
+
+    def __init__(self, model: nn.Module, step: Callable[[int, int], None], plan: Plan) -> None:
+        self.model, self.step, self.plan, self.degree = model, step, plan, plan.mesh.tp
+
+    def attempt(self, patches: tuple[Patch, ...]) -> _Attempt:
+        """The step under the plan's local shapes."""
+        with _local(self.model, self.plan), _patched(self.model, patches, self.degree):
+            result = self._run()
+        return self._compared(result, patches) if self.degree > 1 and (result.passed or patches) else result
+
+    @cached_property
+    def whole(self) -> _Attempt:
+        """The step of the undivided model."""
+        return self._run()
+
+    def _run(self) -> _Attempt:
+        with _followed(self.model) as trail, _Scores(trail) as scores:
+            try:
+                self.step(self.plan.schedule.micro_batch, self.plan.workload.seq_len)
+            except CaptureError as error:
+                module = trail.inside[-1] if trail.inside else ""
+                reason = str(error).partition(". If it runs on real tensors")[0]
+                if "view" in reason or "reshape" in reason:
+                    reason += "; let it take its number of heads from the tensor: view(batch, seq, -1, head_dim)"
+                in_loss = module == "" and trail.progress > 1
+                return _Attempt(reason, trail.progress, module, in_loss, tuple(scores.calls))
+        return _Attempt(progress=trail.progress, calls=tuple(scores.calls))
+
+    def further(self, patches: tuple[Patch, ...], before: _Attempt) -> tuple[tuple[Patch, ...], _Attempt] | None:
+        """The first count near the failure, or pair of them, whose local value lets the step pass or get further."""
+        singles = [(one,) for one in _candidates(self.model, before.module, self.degree, patches)]
+        own = [one for (one,) in singles][:MOST_PAIRED]
+        for more in (*singles, *combinations(own, 2)):
+            result = self.attempt((*patches, *more))
+            if result.passed or 0 < before.progress < result.progress:
+                return (*patches, *more), result
+        return None
+
+    def _compared(self, result: _Attempt, patches: tuple[Patch, ...]) -> _Attempt:
+        """A run whose softmax and attention calls are not divided by heads failed at the first of them."""
+        if result.passed and len(result.calls) != len(self.whole.calls):
+            return _Attempt("divided, it makes other softmax and attention calls")
+        for (name, local), (_, whole) in zip(result.calls, self.whole.calls, strict=False):
+            patched = any(_inside(pattern_of(name), module) for module, _ in patches)
+            if not _divides_heads(local, whole, self.degree, patched):
+                shapes = f"{local} in place of {whole}"
+                return _Attempt(f"in module {name!r} attention works on shapes {shapes} at tp({self.degree})", 0, name)
+        return result
 
 
-def _one_more_patch(
-    model: nn.Module, step: Callable[[int, int], None], plan: Plan, patches: tuple[Patch, ...], before: _Attempt
-) -> tuple[tuple[Patch, ...], _Attempt] | None:
-    """The first attribute near the failure whose local value lets the step pass, or at least get further."""
-    for candidate in _candidates(model, before.module, plan.mesh.tp, patches):
-        result = _attempt(model, step, plan, (*patches, candidate))
-        if result.passed or result.progress > before.progress:
-            return (*patches, candidate), result
-    return None
+def _divides_heads(local: tuple[int, ...], whole: tuple[int, ...], degree: int, must: bool) -> bool:
+    """Whether scores or queries are divided before their last two dims (rows of a router in any but the last), or whole."""
+    kept = 2 if len(whole) > 2 else 1
+    shares = (degree,) if must else (1, degree)
+    return local[-kept:] == whole[-kept:] and any(prod(local) * share == prod(whole) for share in shares)
+
+
+def _inside(name: str, outer: str) -> bool:
+    return name == outer or name.startswith(outer + ".")
 
 
 def _candidates(model: nn.Module, failed: str, degree: int, taken: tuple[Patch, ...]) -> Iterator[Patch]:
-    """Whole-number attributes that the degree divides, of the module that failed and then of those around it."""
+    """Counts that the degree divides, of the module that failed and then of those around it."""
     name = failed
     while name:
         pattern = pattern_of(name)
-        for attribute, value in vars(model.get_submodule(name)).items():
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if whole and value > 1 and value % degree == 0 and (pattern, attribute) not in taken:
-                yield pattern, attribute
+        for path in counts(model.get_submodule(name), degree):
+            if (pattern, path) not in taken:
+                yield pattern, path
         name = name.rpartition(".")[0]
+
+
+class _Scores(TorchDispatchMode):
+    """Notes what softmax and attention calls work on."""
+
+    def __init__(self, trail: _Trail) -> None:
+        super().__init__()
+        self.trail = trail
+        self.calls: list[Call] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() in ("aten::_softmax", "aten::_safe_softmax", "autopar::attention"):
+            self.calls.append((self.trail.inside[-1] if self.trail.inside else "", tuple(args[0].shape)))
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass
@@ -170,12 +243,11 @@ def _followed(model: nn.Module) -> Iterator[_Trail]:
 @contextmanager
 def _patched(model: nn.Module, patches: tuple[Patch, ...], degree: int) -> Iterator[None]:
     with ExitStack() as stack:
-        for pattern, attribute in patches:
+        for pattern, path in patches:
             for module in modules_of(model, pattern):
-                value = getattr(module, attribute, None)
-                if isinstance(value, int):  # blocks of one list need not all hold the same
-                    stack.callback(setattr, module, attribute, value)
-                    setattr(module, attribute, value // degree)
+                undo = make_local(module, path, degree)
+                if undo is not None:
+                    stack.callback(undo)
         yield
 
 

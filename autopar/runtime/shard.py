@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from autopar.documents.plan import Plan
 from autopar.errors import PlanMismatch
+from autopar.runtime.attributes import make_local, split_name
 from autopar.runtime.collectives import convert
 from autopar.runtime.mesh import Ranks
 from autopar.runtime.names import Placement, divided_dim, local_part, modules_of, parameters_of
@@ -163,8 +164,6 @@ def _restored(attribute: str) -> Any:
 def _local_attributes(model: nn.Module, plan: Plan) -> None:
     names = str(plan.options.get("local_attributes", ""))
     for name in filter(None, names.split(",")):
-        pattern, _, attribute = name.rpartition(".")
+        pattern, path = split_name(model, name)
         for module in modules_of(model, pattern):
-            value = getattr(module, attribute, None)
-            if isinstance(value, int):
-                setattr(module, attribute, value // plan.mesh.tp)
+            make_local(module, path, plan.mesh.tp)

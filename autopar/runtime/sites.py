@@ -31,6 +31,7 @@ def install(
 
     Returns what takes the hooks away again.
     """
+    convert = _within_batch(convert)
     undo: list[Undo] = []
     attention: dict[nn.Module, list[Conversion]] = {}
     for conversion in conversions:
@@ -43,6 +44,19 @@ def install(
                 undo.append(_hook(module, conversion, convert))
     undo += [_around_attention(module, found, convert) for module, found in attention.items()]
     return undo
+
+
+def _within_batch(convert: Convert) -> Convert:
+    """Where the batch and what is divided make up one dim: the two apart while it is converted."""
+
+    def converted(tensor: torch.Tensor, conversion: Conversion) -> torch.Tensor:
+        if conversion.within is None or conversion.dim is None:
+            return convert(tensor, conversion)
+        apart = tensor.unflatten(conversion.dim, (-1, conversion.within))
+        moved = convert(apart, conversion.model_copy(update={"dim": conversion.dim + 1}))
+        return moved.flatten(conversion.dim, conversion.dim + 1)
+
+    return converted
 
 
 def _hook(module: nn.Module, conversion: Conversion, convert: Convert) -> Undo:

@@ -71,7 +71,10 @@ class Recorder(TorchDispatchMode):
         self.running = str(func)
         node = torch._C._current_autograd_node()
         number = node._sequence_nr() if node is not None else torch.autograd._get_sequence_nr() - 1
-        reads = tuple(self.tensor_id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        seen = (
+            [] if str(func).startswith("aten.new_") else tree_leaves((args, kwargs))
+        )  # its dtype and device alone are read
+        reads = tuple(self.tensor_id(leaf) for leaf in seen if isinstance(leaf, torch.Tensor))
         given = tree_map(self._ref, (args, kwargs))
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._scalar(args[0])
@@ -81,7 +84,7 @@ class Recorder(TorchDispatchMode):
             output = _grouped(*args, **kwargs) if func is _GROUPED else func(*args, **kwargs)
         except NotImplementedError as error:
             output = self._without_kernel(func, given, error)
-        if func in _SAME_TENSOR:
+        if func in _SAME_TENSOR or _is_same_view(func, args, output):
             return output
         self._write(func, node is not None, number, given, reads, output)
         return output
@@ -194,6 +197,12 @@ class Recorder(TorchDispatchMode):
 
     def _tensor_ids(self, values: Any) -> tuple[int, ...]:
         return tuple(self.tensor_id(leaf) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+
+
+def _is_same_view(func: Any, args: Any, output: Any) -> bool:
+    """Whether it is a view that shows its argument as it was: others still read the argument."""
+    one_in, one_out = bool(args) and isinstance(args[0], torch.Tensor), isinstance(output, torch.Tensor)
+    return one_in and one_out and not func._schema.is_mutable and _key(args[0]) == _key(output)
 
 
 def _own(names: dict[nn.Module, str], kind: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -29,6 +29,10 @@ def attention(
 
 @attention.register_fake
 def _(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> Any:
+    if k.shape[1] != v.shape[1] or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise RuntimeError(f"attention of {q.shape[1]} query heads with {k.shape[1]} key and {v.shape[1]} value heads")
+    if mask is not None:
+        torch.broadcast_shapes(mask.shape, (*q.shape[:3], k.shape[2]))
     # o lies in memory as q does, as flash and cuDNN kernels allocate it: where q is laid out as (batch, s, heads, d), the
     # projection after it reads the same storage; where the heads come first, it reads a copy.
     shape, order = (*q.shape[:3], v.shape[-1]), sorted(range(4), key=q.stride, reverse=True)

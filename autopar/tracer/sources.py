@@ -262,7 +262,10 @@ def source_line(error: BaseException) -> str:
 
 
 def _is_machinery(filename: str) -> bool:
-    return any(part in filename for part in ("/torch/", "autopar/tracer/", "autopar/api.py", "autopar/cli/", "<frozen"))
+    return any(
+        part in filename
+        for part in ("/torch/", "autopar/tracer/", "autopar/runtime/", "autopar/api.py", "autopar/cli/", "<frozen")
+    )
 
 
 def as_arguments(made: Any, spec: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
