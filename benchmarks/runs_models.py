@@ -43,6 +43,7 @@ class Architecture:
     expert_ffn: int = 0
     shared_ffn: int = 0
     wide_rotary: bool = False
+    repeats_keys: bool = False
     latent: tuple[int, int, int] | None = None
     """Ranks of queries, of keys and values, and the rotary part of a head: multi-head latent attention (arXiv 2405.04434)."""
 
@@ -82,12 +83,20 @@ class Attention(nn.Module):
         if cos is not None and sin is not None:
             wide = torch.float32 if self.a.wide_rotary else q.dtype
             q, k = (_rotate(part.to(wide), cos.to(wide), sin.to(wide)).to(part.dtype) for part in (q, k))
+        if self.a.repeats_keys and self.a.kv_heads < self.a.heads:
+            k, v = (_repeated(part, self.a.heads // self.a.kv_heads) for part in (k, v))
         if self.a.fused_attention:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.a.kv_heads < self.a.heads)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] < q.shape[1])
         else:
             scores = self.drop((q @ k.transpose(2, 3) / math.sqrt(self.a.head_dim)).softmax(dim=-1))
             out = scores @ v
         return self.out(out.transpose(1, 2).reshape(batch, seq, -1))
+
+
+def _repeated(x: torch.Tensor, times: int) -> torch.Tensor:
+    """(batch, heads, seq, dim) with each head `times` times."""
+    batch, heads, seq, dim = x.shape
+    return x.unsqueeze(2).expand(batch, heads, times, seq, dim).reshape(batch, heads * times, seq, dim)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

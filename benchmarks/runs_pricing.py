@@ -268,6 +268,7 @@ def _architecture(run: Run, habits: Executor) -> Architecture:
         shared_ffn=run.shared_ffn,
         latent=latent_ranks(run.model),
         wide_rotary=habits.wide_rotary,
+        repeats_keys=habits.repeats_keys,
     )
 
 

@@ -41,6 +41,9 @@ class Executor:
     tp_backward_overlap: float = 0.0
     """Of the backward's collectives that a product can run beside: the reduction of a column-wise linear's input gradient
     (beside wgrad), and the second gather of its input (beside dgrad)."""
+    ring_in_fp32: bool = False
+    """Under context parallelism attention runs piece by piece: results are merged in fp32 by eager kernels, and gradients of
+    keys and values travel one full turn of the ring in fp32 (torch's `_templated_ring_attention`)."""
     cp_overlap: float = 0.0
     """Fraction of the exchange of keys and values that hides behind attention."""
     ep_overlap: float = 0.0
@@ -80,10 +83,15 @@ class Executor:
     """Full recompute ends with the last value that backward needs (torch); False: it runs the whole forward (Megatron)."""
     micro_batches_from_stages: bool = False
     """Under a pipeline a rank's batch is cut into as many micro-batches as there are stages, where nothing else is said."""
+    kept_outputs: float = 0.0
+    """Copies of the model's output that the last of several stages keeps of every micro-batch until the step ends: torch's
+    schedules keep each and join them."""
     fused_loss: bool = False
     """The loss is one kernel that keeps its scores in the compute dtype."""
     wide_rotary: bool = False
     """Rotary positions are applied in fp32."""
+    repeats_keys: bool = False
+    """Keys and values of grouped queries are copied out to every query head before attention (torchtitan's `repeat_kv`)."""
     cast_share: float = 1.0
     """Share of the casts to fp8 that is traffic of its own, not fused into the operator before."""
 
@@ -111,6 +119,9 @@ EXECUTORS = {
         Executor(
             "torchtitan",
             wide_rotary=True,
+            repeats_keys=True,
+            ring_in_fp32=True,
+            kept_outputs=2.0,
             cast_share=2.0,
             saves_gathered_input=True,
             zero=3,

@@ -52,6 +52,8 @@ class Holding:
     workspace: float = 0.0
     experts: float = 0.0
     """Of the trainable elements, those of experts: their states are divided over the ranks that hold the same experts."""
+    scores: float = 0.0
+    """Bytes of the model's output for one micro-batch, where the rank makes it."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,11 @@ class Bills:
 
     def static(self, holding: Holding) -> float:
         """Allocated bytes that do not follow the schedule."""
-        return sum(self.states(holding).values()) + holding.workspace + WORKSPACE_BYTES
+        return sum(self.states(holding).values()) + holding.workspace + WORKSPACE_BYTES + self.kept_outputs(holding)
+
+    def kept_outputs(self, holding: Holding) -> float:
+        """Bytes of outputs that a pipeline's last stage keeps until the step ends."""
+        return holding.scores * self.c.micro_batches * self.executor.kept_outputs if self.c.pp > 1 else 0.0
 
     def optimizer_seconds(self, held: Holding) -> float:
         """One update of the rank's share."""
@@ -290,4 +296,5 @@ def holding(columns: Sequence[tuple[Column, int]]) -> Holding:
     units = [column.price.parameter_elements for column, count in columns if count]
     spaces = [column.price.workspace_bytes for column, count in columns if count]
     experts = sum(column.price.expert_elements * count for column, count in columns)
-    return Holding(parameters, frozen, max(units, default=0.0), max(spaces, default=0.0), experts)
+    scores = max((column.price.scores_bytes for column, count in columns if count), default=0.0)
+    return Holding(parameters, frozen, max(units, default=0.0), max(spaces, default=0.0), experts, scores)

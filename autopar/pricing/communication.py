@@ -83,15 +83,18 @@ class Communication(Local):
             if not is_attention or (again is not None and operator.id not in again):
                 continue
             own = sum(at(self._bytes(read), number) for read in operator.reads[1:3]) * self._share(operator)
-            kinds: tuple[Kind, ...] = ("all_gather",) if phase == "forward" else ("all_gather", "reduce_scatter")
-            for kind in kinds:
-                full = own * self.setting.cp
+            full = own * self.setting.cp
+            moved: list[tuple[Kind, int, float]] = [("all_gather", 1, full)]
+            if phase == "backward":
+                in_fp32 = (("send", self.setting.cp, own * 4 / self.width),)
+                moved += in_fp32 if self.executor.ring_in_fp32 else (("reduce_scatter", 1, full),)
+            for kind, count, size in moved:
                 yield Collective.model_construct(
                     axis="cp",
                     kind=kind,
-                    count=1,
-                    bytes=full,
-                    seconds=float(collective_seconds(kind, full, self.setting.cp_group, self.setting.chip)),
+                    count=count,
+                    bytes=size,
+                    seconds=count * float(collective_seconds(kind, size, self.setting.cp_group, self.setting.chip)),
                     overlap=overlap_fraction("cp", self.setting.executor),
                 )
 

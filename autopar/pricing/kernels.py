@@ -22,6 +22,12 @@ VIEW_HOST_SHARE = 0.3
 """Host work of a view against that of an operator with a kernel."""
 
 
+MERGE_BYTES = {"forward": 42.0, "backward": 66.0}
+"""Traffic per element of the queries and piece of attention, counted off torch's `_SDPAMerger` and
+`_templated_ring_attention_backward`: results widened, weighed and subtracted in fp32; gradients added to fp32 ones, copied
+where half of a piece counts, flattened into the buffer that is sent."""
+
+
 class Kernels(Local):
     """What runs on the device, and what the host needs to issue it."""
 
@@ -65,7 +71,7 @@ class Kernels(Local):
             return self._matmul(work)
         if work.kind == "attention":
             attributes = work.operator.attributes
-            return attention_seconds(
+            return self._merging(work) + attention_seconds(
                 chip,
                 work.flops * share * self.setting.cp,  # own queries meet every rank's keys
                 work.bytes * share,
@@ -84,6 +90,14 @@ class Kernels(Local):
         pair = (self.block_class.tensor_by_id[read].dims[2] for read in work.operator.reads[query : query + 2])
         queries, keys = (product([self.sizes[atom] for atom in atoms]) for atoms in pair)
         return np.minimum(queries, keys)
+
+    def _merging(self, work: Work) -> Amount:
+        """Eager kernels between the pieces of a divided attention, for each piece but the first."""
+        pieces = self.setting.cp - 1
+        if not pieces or not self.executor.ring_in_fp32:
+            return 0.0
+        queries = self._bytes(work.operator.reads[0]) / self.width * self._share(work.operator)
+        return pieces * pointwise_seconds(self.setting.chip, MERGE_BYTES[work.operator.phase] * queries, "add")
 
     def _leader(self, group: list[Work]) -> int:
         """The first operator of the whole fused group that `group` is (a part of)."""

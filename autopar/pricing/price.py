@@ -40,7 +40,7 @@ class _Pricer(Kernels, Communication):
         saved = {option.name: self._saved(option) for option in self.block_class.recompute}
         again = {option.name: self._again(option) for option in self.block_class.recompute}
         accumulation = self._accumulation_seconds()
-        workspace, output = self._workspace(), self._output()
+        workspace, output, scores = self._workspace(), self._output(), self._scores()
         result = []
         for number in range(len(self.micro_batches)):
             first, last = self._collectives("forward", number), self._collectives("backward", number)
@@ -68,6 +68,7 @@ class _Pricer(Kernels, Communication):
                     expert_elements=self._parameters(trainable=True, experts=True),
                     workspace_bytes=at(workspace, number),
                     output_bytes=at(output, number),
+                    scores_bytes=at(scores, number),
                 )
             )
         return result
@@ -84,6 +85,11 @@ class _Pricer(Kernels, Communication):
         if not outputs:
             return 0.0
         return self._stored(max(outputs, key=lambda tensor: float(np.max(self._bytes(tensor)))))
+
+    def _scores(self) -> Amount:
+        products = [work for work in self.sized.works if work.kind == "matmul" and work.operator.phase == "forward"]
+        written = [self._stored(tensor) for work in products for tensor in work.operator.writes]
+        return max(written, key=lambda size: float(np.max(size)), default=0.0) if self.is_end else 0.0
 
     def _workspace(self) -> Amount:
         """The most passing bytes alive during backward: gradients and recomputed values, weight gradients apart.
