@@ -44,6 +44,7 @@ class Architecture:
     shared_ffn: int = 0
     wide_rotary: bool = False
     repeats_keys: bool = False
+    composite_norm: bool = False
     latent: tuple[int, int, int] | None = None
     """Ranks of queries, of keys and values, and the rotary part of a head: multi-head latent attention (arXiv 2405.04434)."""
 
@@ -57,8 +58,23 @@ def latent_ranks(model: str) -> tuple[int, int, int] | None:
     return next((ranks for family, ranks in LATENT.items() if model.lower().startswith(family)), None)
 
 
+class CompositeNorm(nn.Module):
+    """RMSNorm operator by operator in fp32."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., size) -> the same."""
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * self.weight
+
+
 def _norm(a: Architecture) -> nn.Module:
-    return nn.RMSNorm(a.hidden) if a.gated else nn.LayerNorm(a.hidden)
+    if not a.gated:
+        return nn.LayerNorm(a.hidden)
+    return CompositeNorm(a.hidden) if a.composite_norm else nn.RMSNorm(a.hidden)
 
 
 class Attention(nn.Module):

@@ -102,7 +102,8 @@ def _refuse(run: Run) -> None:
 
 def _executor(run: Run) -> Executor:
     try:
-        return executor(run.framework)
+        found = executor(run.framework)
+        return executor("torchtitan_async_tp") if run.async_tp and found.name == "torchtitan" else found
     except ProfileError:
         raise Skip("framework not known", run.framework) from None
 
@@ -219,7 +220,7 @@ def _case(run: Run, habits: Executor, choice: Choice) -> tuple[Case, Answer]:
         global_batch=run.dp * choice.micro_batch * micro_batches,
         seq_len=run.seq_len,
         dtype=_dtype(run),
-        kernels=cast(Kernels, run.kernels or habits.kernels),
+        kernels=cast(Kernels, run.kernels or (_dtype(run) == "fp8" and habits.fp8_kernels) or habits.kernels),
         fixed={"recompute": choice.recompute, "micro_batch": choice.micro_batch, "tp": run.tp, "sp": int(sp)},
         memory_margin=0.0,
         executor=habits.name,
@@ -269,6 +270,7 @@ def _architecture(run: Run, habits: Executor) -> Architecture:
         latent=latent_ranks(run.model),
         wide_rotary=habits.wide_rotary,
         repeats_keys=habits.repeats_keys,
+        composite_norm=habits.composite_norm,
     )
 
 

@@ -10,7 +10,7 @@ torchtitan (arXiv 2410.06511); fractions hidden are what published step times of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
@@ -26,6 +26,8 @@ class Executor:
     name: str
     kernels: Literal["eager", "compiled", "fused"] = "eager"
     """Default kernels of the framework."""
+    fp8_kernels: Literal["compiled"] | None = None
+    """Those under fp8 where they differ (torchtitan's fp8 is told to be run with torch.compile)."""
     attention: Literal["flash", "explicit"] = "flash"
     attention_kernel: Literal["flash", "flash1", "cudnn"] | None = None
     """None: the one that comes with the kernels."""
@@ -90,6 +92,8 @@ class Executor:
     """The loss is one kernel that keeps its scores in the compute dtype."""
     wide_rotary: bool = False
     """Rotary positions are applied in fp32."""
+    composite_norm: bool = False
+    """RMSNorm is a chain of operators in fp32 (torch before its fused kernel of 2025)."""
     repeats_keys: bool = False
     """Keys and values of grouped queries are copied out to every query head before attention (torchtitan's `repeat_kv`)."""
     cast_share: float = 1.0
@@ -112,24 +116,30 @@ class Executor:
         return 2.0 + 2 * wide + (wide if wide > 2 else 0.0)
 
 
+TORCHTITAN = Executor(
+    "torchtitan",
+    composite_norm=True,
+    fp8_kernels="compiled",
+    wide_rotary=True,
+    repeats_keys=True,
+    ring_in_fp32=True,
+    kept_outputs=2.0,
+    cast_share=2.0,
+    saves_gathered_input=True,
+    zero=3,
+    accumulates=False,
+    selective_products=0.5,
+    micro_batches_from_stages=True,
+    virtual_stages=2,
+)
+"""Its asynchronous tp needs torch.compile, which cuts products and collectives into pieces that run beside each other."""
+
 EXECUTORS = {
     item.name: item
     for item in (
         Executor("autopar", saves_gathered_input=True),
-        Executor(
-            "torchtitan",
-            wide_rotary=True,
-            repeats_keys=True,
-            ring_in_fp32=True,
-            kept_outputs=2.0,
-            cast_share=2.0,
-            saves_gathered_input=True,
-            zero=3,
-            accumulates=False,
-            selective_products=0.5,
-            micro_batches_from_stages=True,
-            virtual_stages=2,
-        ),
+        TORCHTITAN,
+        replace(TORCHTITAN, name="torchtitan_async_tp", kernels="compiled", tp_overlap=0.25),
         Executor(
             "megatron",
             fused_loss=True,

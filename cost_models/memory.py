@@ -146,6 +146,7 @@ _ZERO_PAPER = {
 STORAGE: dict[str, dict[int, dict[str, Held]]] = {
     "autopar": _FSDP2,
     "torchtitan": _FSDP2,
+    "torchtitan_async_tp": _FSDP2,
     "fsdp1": _FSDP2,
     "megatron": _MEGATRON,
     "nemo": _MEGATRON,
