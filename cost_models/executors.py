@@ -70,6 +70,11 @@ class Executor:
     """Host time for each recomputed block and micro-batch."""
     collective_seconds: float = 15e-6
     """Host time for each tensor-parallel collective."""
+    bf16_all_reduces: bool = False
+    """ZeRO 1 averages bf16's gradients whole on every rank (DeepSpeed's pipeline engine), not scattered."""
+    scatters_sends: bool = False
+    """Where every tp rank holds the whole hidden state, each sends its share of it and the receivers gather (Megatron-LM's
+    scatter/gather, arXiv 2104.04473 section 4.1; DeepSpeed's partitioned pipes)."""
     send_seconds: float = 0.0
     """Host time of a pipeline send and its receive, where the framework waits for the device after each (Megatron before
     2022 synchronises after every exchange)."""
@@ -187,6 +192,7 @@ EXECUTORS = {
         Executor(
             "megatron_2022",
             kernels="fused",
+            scatters_sends=True,
             gathers_units=False,
             bucket_bytes=inf,
             attention="explicit",
@@ -203,6 +209,7 @@ EXECUTORS = {
         Executor(
             "megatron_2021",
             kernels="fused",
+            scatters_sends=True,
             send_seconds=400e-6,
             gathers_units=False,
             bucket_bytes=inf,
@@ -219,6 +226,8 @@ EXECUTORS = {
         Executor(
             "megatron_deepspeed",
             kernels="fused",
+            bf16_all_reduces=True,
+            scatters_sends=True,
             send_seconds=400e-6,
             gathers_units=False,
             bucket_bytes=inf,
@@ -235,6 +244,7 @@ EXECUTORS = {
         Executor(
             "deepspeed_megatron",
             kernels="fused",
+            scatters_sends=True,
             send_seconds=400e-6,
             gathers_units=False,
             bucket_bytes=inf,

@@ -175,7 +175,8 @@ class Bills:
         gathered = max(element_bytes(self.request.dtype), 2.0)
         reduced = self.executor.gradient_bytes(self.request.dtype)
         gather = self._over_replicas("all_gather", held, gathered, self.c.shards) if self.c.zero else 0.0
-        kind: Kind = "reduce_scatter" if self.c.zero else "all_reduce"
+        whole = self.c.zero == 1 and self.executor.bf16_all_reduces and self.request.dtype == "bf16"
+        kind: Kind = "reduce_scatter" if self.c.zero and not whole else "all_reduce"
         reduce = self._over_replicas(kind, held, reduced, self.c.replicas)
         if self.c.zero in (1, 2):
             gather += self.executor.broadcast_seconds * self.c.shards
@@ -211,10 +212,14 @@ class Bills:
         if self.c.pp == 1:
             return 0.0
         stride = self.c.replicas * self.c.tp
-        key = ("send", bytes_, stride)
+        key = ("send", bytes_, stride, self.c.tp, self.c.sp)
         if key not in self.known:
             group = self.topology.neighbours(stride)
-            seconds = float(collective_seconds("send", bytes_, group, self.chip))
+            scattered = self.executor.scatters_sends and self.c.tp > 1 and not self.c.sp
+            seconds = float(collective_seconds("send", bytes_ / self.c.tp if scattered else bytes_, group, self.chip))
+            if scattered:
+                own = self.topology.strided(self.c.tp, 1)
+                seconds += float(collective_seconds("all_gather", bytes_, own, self.chip))
             self.known[key] = seconds + self.executor.send_seconds
         return self.known[key]
 
