@@ -45,6 +45,7 @@ class Architecture:
     wide_rotary: bool = False
     repeats_keys: bool = False
     composite_norm: bool = False
+    fused_projections: bool = False
     latent: tuple[int, int, int] | None = None
     """Ranks of queries, of keys and values, and the rotary part of a head: multi-head latent attention (arXiv 2405.04434)."""
 
@@ -84,17 +85,18 @@ class Attention(nn.Module):
         super().__init__()
         self.a = a
         self.sizes = [heads * a.head_dim for heads in (a.heads, a.kv_heads, a.kv_heads)]
-        if a.gated:
-            self.q, self.k, self.v = (nn.Linear(a.hidden, size, bias=False) for size in self.sizes)
+        self.is_fused = a.fused_projections or not a.gated
+        if self.is_fused:
+            self.qkv = nn.Linear(a.hidden, sum(self.sizes), bias=not a.gated)
         else:
-            self.qkv = nn.Linear(a.hidden, sum(self.sizes))
+            self.q, self.k, self.v = (nn.Linear(a.hidden, size, bias=False) for size in self.sizes)
         self.out = nn.Linear(a.heads * a.head_dim, a.hidden, bias=not a.gated)
         self.drop = nn.Dropout(a.dropout)
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None) -> torch.Tensor:
         """(batch, seq, hidden) -> the same."""
         batch, seq, _ = x.shape
-        parts = (self.q(x), self.k(x), self.v(x)) if self.a.gated else self.qkv(x).split(self.sizes, dim=-1)
+        parts = self.qkv(x).split(self.sizes, dim=-1) if self.is_fused else (self.q(x), self.k(x), self.v(x))
         q, k, v = (part.reshape(batch, seq, -1, self.a.head_dim).transpose(1, 2) for part in parts)
         if cos is not None and sin is not None:
             wide = torch.float32 if self.a.wide_rotary else q.dtype
@@ -167,8 +169,9 @@ class Experts(nn.Module):
         super().__init__()
         self.a = a
         self.router = nn.Linear(a.hidden, a.experts, bias=False)
-        self.gate = Grouped(a.experts, a.hidden, a.expert_ffn) if a.gated else None
-        self.up = Grouped(a.experts, a.hidden, a.expert_ffn)
+        self.is_fused = a.gated and a.fused_projections
+        self.gate = Grouped(a.experts, a.hidden, a.expert_ffn) if a.gated and not self.is_fused else None
+        self.up = Grouped(a.experts, a.hidden, a.expert_ffn * (1 + self.is_fused))
         self.down = Grouped(a.experts, a.expert_ffn, a.hidden)
         self.shared = FeedForward(a, a.shared_ffn) if a.shared_ffn else None
 
@@ -180,7 +183,11 @@ class Experts(nn.Module):
         ends = F.one_hot(chosen.flatten(), self.a.experts).sum(0).cumsum(0).to(torch.int32)
         rows = flat[order // self.a.topk]
         inner = self.up(rows, ends)
-        inner = F.gelu(inner) if self.gate is None else F.silu(self.gate(rows, ends)) * inner
+        if self.is_fused:
+            gate, inner = inner.chunk(2, dim=-1)
+            inner = F.silu(gate) * inner
+        else:
+            inner = F.gelu(inner) if self.gate is None else F.silu(self.gate(rows, ends)) * inner
         out = self.down(inner, ends) * weights.flatten()[order].unsqueeze(-1)
         total = torch.zeros_like(flat).index_add(0, order // self.a.topk, out).view_as(x)
         return total if self.shared is None else total + self.shared(x)
@@ -191,14 +198,18 @@ class FeedForward(nn.Module):
 
     def __init__(self, a: Architecture, ffn: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(a.hidden, ffn, bias=False) if a.gated else None
-        self.up = nn.Linear(a.hidden, ffn, bias=not a.gated)
+        self.is_fused = a.gated and a.fused_projections
+        self.gate = nn.Linear(a.hidden, ffn, bias=False) if a.gated and not self.is_fused else None
+        self.up = nn.Linear(a.hidden, ffn * (1 + self.is_fused), bias=not a.gated)
         self.down = nn.Linear(ffn, a.hidden, bias=not a.gated)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, seq, hidden) -> the same."""
-        inner = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
-        return self.down(inner)
+        inner = self.up(x)
+        if self.is_fused:
+            gate, inner = inner.chunk(2, dim=-1)
+            return self.down(F.silu(gate) * inner)
+        return self.down(F.gelu(inner) if self.gate is None else F.silu(self.gate(x)) * inner)
 
 
 class Block(nn.Module):

@@ -270,6 +270,7 @@ def _architecture(run: Run, habits: Executor) -> Architecture:
         latent=latent_ranks(run.model),
         wide_rotary=habits.wide_rotary,
         repeats_keys=habits.repeats_keys,
+        fused_projections=habits.fused_projections,
         composite_norm=habits.composite_norm,
     )
 

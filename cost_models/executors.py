@@ -99,6 +99,9 @@ class Executor:
     """Rotary positions are applied in fp32."""
     composite_norm: bool = False
     """RMSNorm is a chain of operators in fp32 (torch before its fused kernel of 2025)."""
+    fused_projections: bool = False
+    """One product makes queries, keys and values, one both halves of a gated feed-forward (Megatron's `linear_qkv` and
+    `linear_fc1`)."""
     repeats_keys: bool = False
     """Keys and values of grouped queries are copied out to every query head before attention (torchtitan's `repeat_kv`)."""
     cast_share: float = 1.0
@@ -147,6 +150,7 @@ EXECUTORS = {
         replace(TORCHTITAN, name="torchtitan_async_tp", kernels="compiled", tp_overlap=0.25),
         Executor(
             "megatron",
+            fused_projections=True,
             fused_loss=True,
             kernels="fused",
             gathers_units=False,
@@ -161,6 +165,7 @@ EXECUTORS = {
         ),
         Executor(
             "megatron_script",
+            fused_projections=True,
             kernels="fused",
             gathers_units=False,
             bucket_bytes=160e6,
@@ -174,6 +179,7 @@ EXECUTORS = {
         ),
         Executor(
             "nemo",
+            fused_projections=True,
             fused_loss=True,
             kernels="fused",
             gathers_units=False,
