@@ -211,8 +211,8 @@ def _least_batch(read: _Cells, dp: int, pp: int, seconds: float | None) -> int |
 
 
 def _zero_group(notes: str) -> int | None:
-    """``zero1 group size 8`` or ``FSDP group 64``; -1 stands for all."""
-    found = re.search(r"(?:zero1|FSDP) group (?:size )?(-?\d+)", notes)
+    """``zero1 group size 8``, ``FSDP group 64`` or ``FSDP=64``; -1 stands for all."""
+    found = re.search(r"(?:(?:zero1|FSDP) group (?:size )?|\bFSDP=)(-?\d+)", notes)
     return int(found.group(1)) if found and int(found.group(1)) > 0 else None
 
 

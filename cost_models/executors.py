@@ -304,6 +304,7 @@ EXECUTORS = {
         Executor(
             "xla",
             kernels="compiled",
+            attention_kernel="cudnn",
             recompute="full",
             zero=3,
             tp_overlap=0.5,
