@@ -105,7 +105,10 @@ class Executor:
     repeats_keys: bool = False
     """Keys and values of grouped queries are copied out to every query head before attention (torchtitan's `repeat_kv`)."""
     cast_share: float = 1.0
-    """Share of the casts to fp8 that is traffic of its own, not fused into the operator before."""
+    """Traffic of casts to fp8 over one read and two writes: 1.5 where scales follow from the tensor itself, which is then read
+    twice (torchao's dynamic scaling); less where the operator before writes fp8."""
+    casts_weights: bool = True
+    """Whether weights are cast at every use; Megatron keeps them over the micro-batches of a step."""
 
     def gradient_bytes(self, dtype: str) -> float:
         """Bytes of a gradient element where it is accumulated and reduced."""
@@ -132,7 +135,7 @@ TORCHTITAN = Executor(
     repeats_keys=True,
     ring_in_fp32=True,
     kept_outputs=2.0,
-    cast_share=2.0,
+    cast_share=1.5,
     saves_gathered_input=True,
     zero=3,
     accumulates=False,
@@ -150,6 +153,7 @@ EXECUTORS = {
         replace(TORCHTITAN, name="torchtitan_async_tp", kernels="compiled", tp_overlap=0.25),
         Executor(
             "megatron",
+            casts_weights=False,
             fused_projections=True,
             fused_loss=True,
             kernels="fused",
@@ -165,6 +169,7 @@ EXECUTORS = {
         ),
         Executor(
             "megatron_script",
+            casts_weights=False,
             fused_projections=True,
             kernels="fused",
             gathers_units=False,
@@ -179,6 +184,7 @@ EXECUTORS = {
         ),
         Executor(
             "nemo",
+            casts_weights=False,
             fused_projections=True,
             fused_loss=True,
             kernels="fused",

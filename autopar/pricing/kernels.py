@@ -131,7 +131,7 @@ class Kernels(Local):
         dtype = self.setting.dtype if narrow else self.setting.activations
         seconds = gemm_seconds(chip, m, n, k, dtype, one.layout, b, grouped)
         if dtype != self.setting.activations and one.layout != "wgrad":
-            seconds = seconds + self._cast_seconds(one, m * b if grouped else m, n, k)
+            seconds = seconds + self._cast_seconds(one, m * b if grouped else m, n, k, b)
         return seconds
 
     def _by_expert(
@@ -148,10 +148,14 @@ class Kernels(Local):
             return m, n * widen, np.maximum(k * load / count / widen, 1.0), count
         return np.maximum(m * load / count / widen, 1.0), n * widen, k, count
 
-    def _cast_seconds(self, one: Product, m: Amount, n: Amount, k: Amount) -> Amount:
-        """To fp8: rows that enter a product are read in two bytes, and written in one as they are and transposed."""
+    def _cast_seconds(self, one: Product, m: Amount, n: Amount, k: Amount, experts: Amount) -> Amount:
+        """To fp8: rows that enter a product are read in two bytes, and written in one as they are and transposed.
+
+        Where weights are not kept in fp8 over a step, they are read and written for every use.
+        """
         rows = m * k if one.layout == "forward" else np.minimum(m * k, m * n)
-        return pointwise_seconds(self.setting.chip, 4.0 * rows * self.executor.cast_share, "copy")
+        weights = 3.0 * n * k * experts if self.executor.casts_weights else 0.0
+        return pointwise_seconds(self.setting.chip, (4.0 * rows + weights) * self.executor.cast_share, "copy")
 
     def _launching(self, kernels: Sequence[Sequence[Work]]) -> float:
         views = sum(len(group) == 1 and group[0].kind == "view" for group in kernels)
