@@ -88,7 +88,7 @@ class Bills:
         self.c, self.request, self.topology, self.chip = configuration, request, topology, chip
         self.capacity, self.known = capacity, known
         self.executor = executor(request.executor)
-        self.overlap = overlap_fraction("dp", request.executor) if hides(chip) else 0.0
+        self.overlap = overlap_fraction("dp", request.executor, chip) if hides(chip) else 0.0
 
     def most_in_flight(self, stage: int) -> tuple[int, ...]:
         """Most micro-batches that each chunk has in flight, at whichever moment."""

@@ -10,7 +10,7 @@ from autopar.documents.graph import Term
 from autopar.documents.plan import Collective
 from autopar.pricing.local import Local, at
 from cost_models.collectives import Kind, collective_seconds
-from cost_models.overlap import overlap_fraction
+from cost_models.overlap import overlap_fraction, unslowed
 from hardware_profiles.cluster import Group
 
 
@@ -41,9 +41,9 @@ class Communication(Local):
             for when, kind, tensor in use.collectives:
                 if when == phase:
                     moved.setdefault(kind, []).append(self._composite_bytes(use.operator, tensor, number))
-        overlap = overlap_fraction("tp", self.setting.executor)
+        overlap = overlap_fraction("tp", self.setting.executor, self.setting.chip)
         found = [self._collective(kind, sizes, overlap) for kind, sizes in moved.items()]
-        overlap = max(overlap, self.executor.tp_backward_overlap)
+        overlap = max(overlap, unslowed(self.executor.tp_backward_overlap, self.setting.chip))
         found += [self._collective(kind, sizes, overlap) for kind, sizes in beside.items()]
         return (
             *found,
@@ -64,7 +64,7 @@ class Communication(Local):
                 if group.nodes > 1 and self.executor.sends_rows_once_per_node:
                     group = self._once_per_node(group, size, number)
                 seconds = collective_seconds("all_to_all", size, group, self.setting.chip)
-                overlap = overlap_fraction("ep", self.setting.executor)
+                overlap = overlap_fraction("ep", self.setting.executor, self.setting.chip)
                 yield Collective.model_construct(
                     axis="ep", kind="all_to_all", count=1, bytes=size, seconds=float(seconds), overlap=overlap
                 )
@@ -95,7 +95,7 @@ class Communication(Local):
                     count=count,
                     bytes=size,
                     seconds=count * float(collective_seconds(kind, size, self.setting.cp_group, self.setting.chip)),
-                    overlap=overlap_fraction("cp", self.setting.executor),
+                    overlap=overlap_fraction("cp", self.setting.executor, self.setting.chip),
                 )
 
     def _touching(self, tensor: int) -> set[int]:
