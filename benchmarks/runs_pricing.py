@@ -213,7 +213,7 @@ def _case(run: Run, habits: Executor, choice: Choice) -> tuple[Case, Answer]:
         zero=_zero(run, habits),
         cp=run.cp,
         ep=run.ep,
-        etp=_etp(run),
+        etp=_etp(run, habits),
         zero_group=run.zero_group,
     )
     request = Request(
@@ -232,8 +232,8 @@ def _case(run: Run, habits: Executor, choice: Choice) -> tuple[Case, Answer]:
     return case, Answer(_blocks(run, configuration), 1.0)
 
 
-def _etp(run: Run) -> int:
-    return run.etp or 1
+def _etp(run: Run, habits: Executor) -> int:
+    return run.etp or (run.tp if habits.experts_over_tp else 1)
 
 
 def _zero(run: Run, habits: Executor) -> int:

@@ -50,6 +50,8 @@ class Executor:
     """Fraction of the exchange of keys and values that hides behind attention."""
     ep_overlap: float = 0.0
     """Fraction of the all-to-alls of experts that hides behind other compute."""
+    experts_over_tp: bool = False
+    """Whether tp divides experts too where nothing else is said (Megatron-Core's default; Megatron-Bridge's is one)."""
     sends_rows_once_per_node: bool = False
     """Dispatch to experts goes to each node once and is spread there (DeepEP, HybridEP)."""
     dp_overlap: float = 0.9
@@ -145,6 +147,27 @@ TORCHTITAN = Executor(
 )
 """Its asynchronous tp needs torch.compile, which cuts products and collectives into pieces that run beside each other."""
 
+NEMO = Executor(
+    "nemo",
+    experts_over_tp=True,
+    casts_weights=False,
+    fused_projections=True,
+    fused_loss=True,
+    kernels="fused",
+    gathers_units=False,
+    bucket_bytes=160e6,
+    sends_rows_once_per_node=True,
+    wide_gradients="never",
+    tp_backward_overlap=0.9,
+    recompute_stops_early=False,
+    tp_overlap=0.9,
+    cp_overlap=0.9,
+    dp_overlap=0.7,
+    ends_exposed=False,
+    accumulates=False,
+    collective_seconds=10e-6,
+)
+
 EXECUTORS = {
     item.name: item
     for item in (
@@ -153,6 +176,7 @@ EXECUTORS = {
         replace(TORCHTITAN, name="torchtitan_async_tp", kernels="compiled", tp_overlap=0.25),
         Executor(
             "megatron",
+            experts_over_tp=True,
             casts_weights=False,
             fused_projections=True,
             fused_loss=True,
@@ -169,6 +193,7 @@ EXECUTORS = {
         ),
         Executor(
             "megatron_script",
+            experts_over_tp=True,
             casts_weights=False,
             fused_projections=True,
             kernels="fused",
@@ -182,25 +207,8 @@ EXECUTORS = {
             accumulates=False,
             collective_seconds=10e-6,
         ),
-        Executor(
-            "nemo",
-            casts_weights=False,
-            fused_projections=True,
-            fused_loss=True,
-            kernels="fused",
-            gathers_units=False,
-            bucket_bytes=160e6,
-            sends_rows_once_per_node=True,
-            wide_gradients="never",
-            tp_backward_overlap=0.9,
-            recompute_stops_early=False,
-            tp_overlap=0.9,
-            cp_overlap=0.9,
-            dp_overlap=0.7,
-            ends_exposed=False,
-            accumulates=False,
-            collective_seconds=10e-6,
-        ),
+        NEMO,
+        replace(NEMO, name="megatron_bridge", experts_over_tp=False),
         Executor(
             "megatron_2022",
             kernels="fused",
@@ -331,7 +339,7 @@ FRAMEWORKS = {
     "megatron-lm": "megatron",
     "megatron-core": "nemo",
     "megatron-core-(functional-test)": "megatron_script",
-    "megatron-bridge": "nemo",
+    "megatron-bridge": "megatron_bridge",
     "nemo": "nemo",
     "megatron-lm-2022": "megatron_2022",
     "megatron-lm-2021": "megatron_2021",

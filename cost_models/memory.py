@@ -150,6 +150,7 @@ STORAGE: dict[str, dict[int, dict[str, Held]]] = {
     "fsdp1": _FSDP2,
     "megatron": _MEGATRON,
     "nemo": _MEGATRON,
+    "megatron_bridge": _MEGATRON,
     "megatron_script": _MEGATRON,
     "megatron_2022": _MEGATRON,
     "deepspeed_megatron": _MEGATRON,

@@ -58,8 +58,8 @@ class Communication(Local):
             return
         for operator, tensor in ((grouped[0], grouped[0].reads[0]), (grouped[-1], grouped[-1].writes[0])):
             if again is None or operator.id in again:
-                own = self.setting.degree if self.setting.etp == 1 else 1
-                size = at(self._bytes(tensor), number) / own
+                rows = at(self._bytes(tensor), number)
+                size = rows / self._senders()
                 group = self.setting.ep_group
                 if group.nodes > 1 and self.executor.sends_rows_once_per_node:
                     group = self._once_per_node(group, size, number)
@@ -68,6 +68,19 @@ class Communication(Local):
                 yield Collective.model_construct(
                     axis="ep", kind="all_to_all", count=1, bytes=size, seconds=float(seconds), overlap=overlap
                 )
+                if self.setting.etp > 1 and self._senders() > 1:
+                    yield self._gathered_rows(rows, number)
+
+    def _senders(self) -> int:
+        """tp ranks that each send a part of the rows: all of them, but where experts are divided and tokens are not."""
+        apart = self.setting.etp == 1 or self.division.boundary == "sequence"
+        return self.setting.degree if apart else 1
+
+    def _gathered_rows(self, rows: float, number: int) -> Collective:
+        """Rows that arrive in parts are put together where tp divides experts, beyond the tokens that were gathered before
+        (on the way back, and in backward, they are scattered: as many bytes)."""
+        tokens = at(self._bytes(self.block_class.inputs[0]), number) if self.block_class.inputs else 0.0
+        return self._collective("all_gather", [max(rows - tokens, 0.0)], 0.0)
 
     def _context_collectives(
         self, phase: Literal["forward", "backward"], number: int, again: frozenset[int] | None
@@ -126,8 +139,7 @@ class Communication(Local):
         (nodes - 1) (1 - (1 - 1 / nodes)^k) of them (hierarchical dispatch: DeepEP, HybridEP).
         """
         tokens = at(self._bytes(self.block_class.inputs[0]), number) if self.block_class.inputs else size
-        own = self.setting.degree if self.setting.etp == 1 else 1
-        rows, nodes = max(size * own / tokens, 1.0), group.nodes
+        rows, nodes = max(size * self._senders() / tokens, 1.0), group.nodes
         copies, once = rows * (nodes - 1) / nodes, (nodes - 1) * (1 - (1 - 1 / nodes) ** rows)
         return group.model_copy(
             update={"inter_bytes_per_second": group.inter_bytes_per_second * max(copies / once, 1.0)}
