@@ -156,7 +156,6 @@ NEMO = Executor(
     kernels="fused",
     gathers_units=False,
     bucket_bytes=160e6,
-    sends_rows_once_per_node=True,
     wide_gradients="never",
     tp_backward_overlap=0.9,
     recompute_stops_early=False,
@@ -208,7 +207,7 @@ EXECUTORS = {
             collective_seconds=10e-6,
         ),
         NEMO,
-        replace(NEMO, name="megatron_bridge", experts_over_tp=False),
+        replace(NEMO, name="megatron_bridge", experts_over_tp=False, sends_rows_once_per_node=True),
         Executor(
             "megatron_2022",
             kernels="fused",
