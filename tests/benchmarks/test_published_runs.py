@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from published_runs import predict_all, score_folder
 from runs_pricing import predict
 from runs_scores import spearman, summary
 from runs_table import COLUMNS, Skip, one_release_each, read_folder, run_of
@@ -45,8 +46,70 @@ def test_bad_rows_are_reported_and_good_ones_kept(tmp_path):
     runs, skipped = read_folder(tmp_path)
     assert [one.id for one in runs] == ["tiny"]
     assert {(name, why.kind) for _, name, why in skipped} == {
-        ("odd", "unreadable"), ("none", "not stated"), ("*", "missing columns")
+        ("odd", "unreadable"), ("none", "not stated"), ("x", "missing columns")
     }  # fmt: skip
+
+
+BAD = [
+    ({"step_time_s": "nan"}, "unreadable", "step_time_s = nan"),
+    ({"step_time_s": "-1"}, "contradictory", "step_time_s = -1"),
+    ({"step_time_s": "0"}, "contradictory", "step_time_s = 0"),
+    ({"peak_mem_gib": "inf"}, "unreadable", "peak_mem_gib = inf"),
+    ({"inter_link_gbps_per_gpu": "-400"}, "contradictory", "inter_link_gbps_per_gpu = -400"),
+    ({"layers": "nan"}, "unreadable", "layers = nan"),
+    ({"layers": "-8"}, "contradictory", "layers = -8"),
+    ({"layers": "7.5"}, "unreadable", "layers = 7.5 is no count"),
+    ({"gpus": "0"}, "contradictory", "gpus = 0"),
+    ({"tp": "0"}, "contradictory", "tp = 0"),
+    ({"tp": "3"}, "contradictory", r"tp\(3\) \* pp\(1\) \* cp\(1\) = 3 does not divide gpus\(8\)"),
+    ({"micro_batch": "0"}, "contradictory", "micro_batch = 0"),
+    ({"zero_stage": "4"}, "contradictory", "zero_stage = 4"),
+    ({"kv_heads": "3"}, "contradictory", r"kv_heads\(3\) does not divide heads\(8\)"),
+    ({"experts": "2", "topk": "4"}, "contradictory", r"topk\(4\) of experts\(2\)"),
+    ({"recompute": "some"}, "unreadable", "recompute = 'some'; allowed: none, selective, full"),
+    ({"kernels": "fast"}, "unreadable", "kernels = 'fast'; allowed"),
+    ({"schedule": "dualpipe"}, "unreadable", "schedule = 'dualpipe'; allowed"),
+    ({"sp": "2"}, "contradictory", "sp = 2"),
+    ({"gpu": "TPUv9"}, "chip not known", "TPUv9"),
+    ({"gpu": ""}, "chip not known", "none stated"),
+    ({"dtype": "fp7"}, "dtype not known", "fp7"),
+    ({"framework": "abacus"}, "framework not known", "abacus"),
+    ({"pp": "8", "layers": "4"}, "contradictory", r"pp\(8\) \* vp\(1\) = 8 chunks, but 4 layers"),
+    ({"gpus": "12", "gpus_per_node": "8"}, "contradictory", r"gpus\(12\) is not a multiple of gpus_per_node\(8\)"),
+]
+
+
+@pytest.mark.parametrize(("changes", "kind", "detail"), BAD, ids=[str(changes) for changes, _, _ in BAD])
+def test_an_absurd_row_is_skipped_with_what_is_wrong(changes, kind, detail):
+    with pytest.raises(Skip, match=detail) as found:
+        predict(run(**changes))
+    assert found.value.kind == kind
+
+
+def test_a_row_with_more_cells_than_columns_is_reported(tmp_path):
+    (tmp_path / "mine.csv").write_text(csv_of({}, {"id": "long"}) + ",surplus\n")
+    runs, ((_, name, why),) = read_folder(tmp_path)
+    assert [one.id for one in runs] == ["tiny"]
+    assert (name, why.kind) == ("long", "unreadable")
+
+
+def test_every_row_is_scored_or_skipped_with_a_reason(tmp_path):
+    (tmp_path / "mine.csv").write_text(csv_of({}, *({"id": str(n)} | changes for n, (changes, _, _) in enumerate(BAD))))
+    report, scored = score_folder(tmp_path)
+    assert [one.run.id for one in scored] == ["tiny"]
+    assert sorted(row["id"] for row in report["skipped_rows"]) == sorted(str(n) for n in range(len(BAD)))
+    assert report["overall"]["rows"] == len(BAD) + 1
+    assert sum(report["overall"]["skipped"].values()) == len(BAD)
+
+
+def test_a_row_that_fails_is_listed_and_ends_no_other(monkeypatch):
+    def broken(one):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr("published_runs.predict", broken)
+    scored, ((_, name, why),) = predict_all([run()])
+    assert not scored
+    assert (name, str(why)) == ("tiny", "failed: RuntimeError: out of luck")
 
 
 def test_of_equal_plans_the_newest_release_counts():
