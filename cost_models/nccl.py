@@ -29,8 +29,9 @@ from hardware_profiles.cluster import Group
 REFERENCE_INTRA_SECONDS = 2.5e-6
 REFERENCE_INTER_SECONDS = 5.0e-6
 """The latencies of links for which the hops below hold; others scale them."""
-WITHOUT_PEER_TO_PEER = 0.6
-"""Fraction of PCIe bandwidth left where devices reach each other through host memory only."""
+WITHOUT_PEER_TO_PEER = 0.42
+"""Fraction of what PCIe devices reach of each other that is left through host memory: pairs of A40 move 20 GB/s, both ways
+together, of 31.5 each way (NVIDIA/nccl-tests issue 74), 0.32 of the port where `Simple` has 0.76."""
 
 
 @dataclass(frozen=True)
