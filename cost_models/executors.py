@@ -96,7 +96,8 @@ class Executor:
     """Copies of the model's output that the last of several stages keeps of every micro-batch until the step ends: torch's
     schedules keep each and join them."""
     fused_loss: bool = False
-    """The loss is one kernel that keeps its scores in the compute dtype."""
+    """The loss is one kernel that keeps its scores in the compute dtype and puts their gradient in their place (Megatron's and
+    Transformer Engine's fused cross entropy, FlashAttention's in llm-foundry)."""
     wide_rotary: bool = False
     """Rotary positions are applied in fp32."""
     composite_norm: bool = False
@@ -165,6 +166,20 @@ NEMO = Executor(
     ends_exposed=False,
     accumulates=False,
     collective_seconds=10e-6,
+)
+
+FSDP1 = Executor(
+    "fsdp1",
+    kernels="eager",
+    attention_kernel="flash1",
+    sequence_parallel=False,
+    saves_gathered_input=True,
+    zero=3,
+    dp_overlap=0.95,
+    accumulates=False,
+    host_factor=1.5,
+    checkpoint_seconds=150e-6,
+    collective_seconds=20e-6,
 )
 
 EXECUTORS = {
@@ -289,19 +304,8 @@ EXECUTORS = {
             checkpoint_seconds=150e-6,
             collective_seconds=20e-6,
         ),
-        Executor(
-            "fsdp1",
-            kernels="eager",
-            attention_kernel="flash1",
-            sequence_parallel=False,
-            saves_gathered_input=True,
-            zero=3,
-            dp_overlap=0.95,
-            accumulates=False,
-            host_factor=1.5,
-            checkpoint_seconds=150e-6,
-            collective_seconds=20e-6,
-        ),
+        FSDP1,
+        replace(FSDP1, name="composer", fused_loss=True),
         Executor(
             "internevo",
             kernels="eager",
@@ -349,7 +353,7 @@ FRAMEWORKS = {
     "deepspeed": "deepspeed",
     "fsdp": "fsdp1",
     "fsdp1": "fsdp1",
-    "composer": "fsdp1",
+    "composer": "composer",
     "internevo": "internevo",
     "maxtext": "xla",
     "paxml": "xla",

@@ -148,6 +148,7 @@ STORAGE: dict[str, dict[int, dict[str, Held]]] = {
     "torchtitan": _FSDP2,
     "torchtitan_async_tp": _FSDP2,
     "fsdp1": _FSDP2,
+    "composer": _FSDP2,
     "megatron": _MEGATRON,
     "nemo": _MEGATRON,
     "megatron_bridge": _MEGATRON,

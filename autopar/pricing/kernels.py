@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,8 +31,31 @@ where half of a piece counts, flattened into the buffer that is sent."""
 class Kernels(Local):
     """What runs on the device, and what the host needs to issue it."""
 
-    def _seconds(self, kernels: Iterable[Sequence[Work]]) -> Amount:
-        return sum((self._kernel(list(group)) for group in kernels), 0.0)
+    def _seconds(self, kernels: Sequence[Sequence[Work]]) -> Amount:
+        loss = self._loss_operators()
+        alone = [list(group) for group in kernels if not any(work.operator.id in loss for work in group)]
+        seconds: Amount = sum((self._kernel(group) for group in alone), 0.0)
+        if len(alone) == len(kernels):
+            return seconds
+        # scores are read once on the way forward; on the way back once more, and their gradient takes their place
+        passes = 1 if kernels[0][0].operator.phase == "forward" else 2
+        return seconds + pointwise_seconds(self.setting.chip, passes * self._scores(), "loss")
+
+    def _loss_operators(self) -> frozenset[int]:
+        """Pointwise operators on a model's scores, where the loss is one kernel."""
+        scores = self._scores_tensor()
+        if scores is None or not self.executor.fused_loss:
+            return frozenset()
+        atoms = set(self.block_class.tensor_by_id[scores].atoms)
+        return frozenset(
+            work.operator.id
+            for work in self.sized.works
+            if work.kind not in ("matmul", "attention", "view")
+            and any(
+                set(self.block_class.tensor_by_id[tensor].atoms) == atoms
+                for tensor in (*work.operator.reads, *work.operator.writes)
+            )
+        )
 
     def _again(self, option: RecomputeOption) -> tuple[Amount, float]:
         """Seconds of running again what an entry of the menu does not keep: the device's, the host's."""

@@ -86,11 +86,6 @@ class _Pricer(Kernels, Communication):
             return 0.0
         return self._stored(max(outputs, key=lambda tensor: float(np.max(self._bytes(tensor)))))
 
-    def _scores(self) -> Amount:
-        products = [work for work in self.sized.works if work.kind == "matmul" and work.operator.phase == "forward"]
-        written = [self._stored(tensor) for work in products for tensor in work.operator.writes]
-        return max(written, key=lambda size: float(np.max(size)), default=0.0) if self.is_end else 0.0
-
     def _workspace(self) -> Amount:
         """The most passing bytes alive during backward: gradients and recomputed values, weight gradients apart.
 

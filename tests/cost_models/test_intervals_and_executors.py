@@ -63,7 +63,7 @@ def test_autopars_tensor_parallel_collectives_block():
         ("Megatron-LM 2020", "megatron_2021"),
         ("Megatron-Core r0.8.0", "nemo"),
         ("Megatron-Bridge / NeMo 26.04", "megatron_bridge"),
-        ("Composer/llm-foundry FSDP", "fsdp1"),
+        ("Composer/llm-foundry FSDP", "composer"),
         ("torchtitan (FSDP2)", "torchtitan"),
         ("InternEvo v0.2.1dev20231121", "internevo"),
         ("MaxText (JAX)", "xla"),
