@@ -147,7 +147,7 @@ def ampere(folder: Path) -> dict[str, Any]:
         gemm=gemm,
         attention=ampere_attention(folder, chip),
         pointwise=classes,
-        sustained=0.93,
+        sustained=0.91,
         links=links(folder, chip, "A100", "a100_sxm", 300),
     )
 
