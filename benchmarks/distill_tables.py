@@ -182,7 +182,9 @@ def fp8_table(folder: Path, chip: Chip, below: GemmTable) -> GemmTable:
     """fp8 products of Hopper: all run in the forward's layout (its tensor cores take no other), so one table serves."""
     data = [row for name in ("matmul_fp8_h800", "azure_benchmarks") for row in rows(folder, f"{name}.csv")]
     # an odd n is off the 16 bytes that fp8 products need
-    data = [row for row in data if row["device"][:4] in ("H800", "H100", "H200") and "n2145" not in row["shape_or_bytes"]]
+    data = [
+        row for row in data if row["device"][:4] in ("H800", "H100", "H200") and "n2145" not in row["shape_or_bytes"]
+    ]
     found = gemm_data(data, lambda op: op.startswith("gemm_fp8"))
     knots = (128, 256, 512, 1024, 2048, 4096, 8192)
     trial, final = (

@@ -100,7 +100,11 @@ def _topology(chip_name: str, gpus: int, per_node: int, gigabits: float, kind: N
         raise Skip("contradictory", f"gpus({gpus}) is not a multiple of gpus_per_node({per_node})")
     intra: dict[str, object] = {"latency_us": 2.0 if domain else 2.5}
     if chip.link.kind == "none" or chip.link.kind == "pcie":
-        intra |= {"kind": "pcie", "gigabytes_per_second": chip.link.gigabytes_per_second, "peer_to_peer": kind not in ("efa", "ethernet")}
+        intra |= {
+            "kind": "pcie",
+            "gigabytes_per_second": chip.link.gigabytes_per_second,
+            "peer_to_peer": kind not in ("efa", "ethernet"),
+        }
     nodes = NodeGroup.model_validate(
         {
             "name": "nodes",

@@ -54,8 +54,9 @@ class Executor:
     """Whether tp divides experts too where nothing else is said (Megatron-Core's default; Megatron-Bridge's is one)."""
     sends_rows_once_per_node: bool = False
     """Dispatch to experts goes to each node once and is spread there (DeepEP, HybridEP)."""
-    dp_overlap: float = 0.9
-    """Fraction of data-parallel collectives that hides behind compute, where there is compute to hide behind."""
+    dp_overlap: float = 1.0
+    """Fraction of data-parallel collectives that runs beside compute, where there is compute to hide behind; what that slows is the
+    chip's affair (`overlap`)."""
     ends_exposed: bool = True
     """The first gather and the last reduction of a step stand alone."""
     gathers_units: bool = True
@@ -158,10 +159,10 @@ NEMO = Executor(
     gathers_units=False,
     bucket_bytes=160e6,
     wide_gradients="never",
-    tp_backward_overlap=0.9,
+    tp_backward_overlap=1.0,
     recompute_stops_early=False,
-    tp_overlap=0.9,
-    cp_overlap=0.9,
+    tp_overlap=1.0,
+    cp_overlap=1.0,
     dp_overlap=0.7,
     ends_exposed=False,
     accumulates=False,
@@ -175,7 +176,7 @@ FSDP1 = Executor(
     sequence_parallel=False,
     saves_gathered_input=True,
     zero=3,
-    dp_overlap=0.95,
+    dp_overlap=1.0,
     accumulates=False,
     host_factor=1.5,
     checkpoint_seconds=150e-6,
@@ -199,7 +200,7 @@ EXECUTORS = {
             bucket_bytes=160e6,
             tp_backward_overlap=0.5,
             recompute_stops_early=False,
-            cp_overlap=0.9,
+            cp_overlap=1.0,
             dp_overlap=0.5,
             ends_exposed=False,
             accumulates=False,
@@ -215,7 +216,7 @@ EXECUTORS = {
             bucket_bytes=160e6,
             tp_backward_overlap=0.5,
             recompute_stops_early=False,
-            cp_overlap=0.9,
+            cp_overlap=1.0,
             dp_overlap=0.5,
             ends_exposed=False,
             accumulates=False,

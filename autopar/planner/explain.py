@@ -212,7 +212,9 @@ def _memory_table(plan: Plan) -> list[str]:
     lines = ["memory by stage, GiB", head]
     shown: list[str] = []
     for stage, row in enumerate(rows):
-        cells = "  ".join(f"{value / GIB:13.2f}" for value in [*(row.get(name, 0.0) for name in names), sum(row.values())])
+        cells = "  ".join(
+            f"{value / GIB:13.2f}" for value in [*(row.get(name, 0.0) for name in names), sum(row.values())]
+        )
         if shown and shown[-1] == cells and stage < len(rows) - 1:
             continue
         shown.append(cells)

@@ -72,13 +72,15 @@ class Communication(Local):
                     yield self._gathered_rows(rows, number)
 
     def _senders(self) -> int:
-        """tp ranks that each send a part of the rows: all of them, but where experts are divided and tokens are not."""
+        """How many tp ranks send a part of the rows each: all, but where experts are divided and tokens are not."""
         apart = self.setting.etp == 1 or self.division.boundary == "sequence"
         return self.setting.degree if apart else 1
 
     def _gathered_rows(self, rows: float, number: int) -> Collective:
-        """Rows that arrive in parts are put together where tp divides experts, beyond the tokens that were gathered before
-        (on the way back, and in backward, they are scattered: as many bytes)."""
+        """Put rows that arrive in parts together where tp divides experts, beyond the tokens that were gathered before.
+
+        On the way back, and in backward, they are scattered: as many bytes.
+        """
         tokens = at(self._bytes(self.block_class.inputs[0]), number) if self.block_class.inputs else 0.0
         return self._collective("all_gather", [max(rows - tokens, 0.0)], 0.0)
 
@@ -98,9 +100,10 @@ class Communication(Local):
             own = sum(at(self._bytes(read), number) for read in operator.reads[1:3]) * self._share(operator)
             full = own * self.setting.cp
             moved: list[tuple[Kind, int, float]] = [("all_gather", 1, full)]
-            if phase == "backward":
-                in_fp32 = (("send", self.setting.cp, own * 4 / self.width),)
-                moved += in_fp32 if self.executor.ring_in_fp32 else (("reduce_scatter", 1, full),)
+            if phase == "backward" and self.executor.ring_in_fp32:
+                moved.append(("send", self.setting.cp, own * 4 / self.width))
+            elif phase == "backward":
+                moved.append(("reduce_scatter", 1, full))
             for kind, count, size in moved:
                 yield Collective.model_construct(
                     axis="cp",
