@@ -55,8 +55,8 @@ class Executor:
     sends_rows_once_per_node: bool = False
     """Dispatch to experts goes to each node once and is spread there (DeepEP, HybridEP)."""
     dp_overlap: float = 1.0
-    """Fraction of data-parallel collectives that runs beside compute, where there is compute to hide behind; what that slows is the
-    chip's affair (`overlap`)."""
+    """Fraction of data-parallel collectives that runs beside compute, where there is compute to hide behind; what that
+    slows is the chip's affair (`overlap`)."""
     ends_exposed: bool = True
     """The first gather and the last reduction of a step stand alone."""
     gathers_units: bool = True

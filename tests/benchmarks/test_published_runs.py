@@ -150,6 +150,48 @@ def test_experts_are_divided_by_ep_and_etp_not_by_tp():
     assert one - two == pytest.approx(experts / 4, rel=1e-6)
 
 
+EXPERTS_BYTES = 8 * 3 * 8 * 512 * 1024 * 2  # layers, matrices, experts, hidden, ffn, bytes of bf16
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 8]), st.booleans())
+def test_experts_are_divided_by_ep_times_etp_whatever_tp_is(tp, ep, inside):
+    etp = tp if inside else 1
+    if ep * etp > 8:
+        return
+    held = predict(run(**MOE, tp=tp, ep=ep, etp=etp)).breakdown["parameters"]
+    whole = predict(run(**MOE, tp=tp, ep=1, etp=1)).breakdown["parameters"]
+    assert whole - held == pytest.approx(EXPERTS_BYTES * (1 - 1 / (ep * etp)), rel=1e-6, abs=1)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from([1, 2, 4]), st.sampled_from([2, 4]), st.sampled_from([1, 2]))
+def test_rows_for_experts_cost_more_the_more_there_are_of_them(micro_batch, topk, tp):
+    moe = MOE | {"topk": topk, "ep": 4, "tp": tp, "etp": 1, "seq_len": 2048}
+    small = predict(run(**moe, micro_batch=micro_batch))
+    more = predict(run(**moe | {"topk": 2 * topk}, micro_batch=micro_batch))
+    assert 0 < small.parts["ep"] < more.parts["ep"]
+    assert small.breakdown["activations"] < more.breakdown["activations"]
+    assert predict(run(**moe | {"ep": 1}, micro_batch=micro_batch)).parts["ep"] == 0
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_deepspeeds_pipelines_average_bf16_gradients_whole(zero):
+    """A reduce_scatter moves half of what an all_reduce does: ZeRO 1 of Megatron is cheaper there, DeepSpeed's is not."""
+    plan = {"framework": "Megatron-DeepSpeed", "gpus": 16, "zero_stage": zero}
+    deepspeed = predict(run(**plan)).parts["dp"]
+    halves = predict(run(**plan, dtype="fp16")).parts["dp"]
+    assert deepspeed > 1.5 * halves  # fp32 gradients against fp16 ones
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.sampled_from([2, 4, 8]), st.sampled_from([2048, 8192]))
+def test_torchs_ring_of_fp32_costs_more_than_a_gather_and_a_scatter(cp, seq_len):
+    plan = {"seq_len": seq_len, "cp": cp, "flash_attention": 1, "kernels": "fused", "recompute": "none"}
+    ring, gathered = (predict(run(**plan, framework=name)).parts["cp"] for name in ("torchtitan", "autopar"))
+    assert ring > gathered > 0
+
+
 def test_a_divided_sequence_keeps_less_and_pays_for_keys_and_values():
     whole, divided = (predict(run(seq_len=4096, cp=cp, gpus=8, flash_attention=1)) for cp in (1, 2))
     assert divided.breakdown["activations"] < whole.breakdown["activations"]
