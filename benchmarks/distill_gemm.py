@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from distill_fit import MIN_DIMS, Floats, Row, fit, held_out
 
-from cost_models.compute import gemm_seconds
+from cost_models.compute import element_bytes, gemm_seconds
 from cost_models.tables import effective_dim, pointwise_fraction
 from hardware_profiles.chip import Chip, GemmTable
 
@@ -21,7 +21,7 @@ def gemm_data(data: Iterable[Row], op: Callable[[str], bool]) -> dict[str, Float
         sizes = re.search(r"m(\d+)_n(\d+)_k(\d+)", row["shape_or_bytes"])
         if sizes and op(row["op"]):
             m, n, k = (float(value) for value in sizes.groups())
-            batch = re.match(r"b(\d+)_", row["shape_or_bytes"])
+            batch = re.match(r"[bg](\d+)_", row["shape_or_bytes"])
             count = float(batch.group(1)) if batch else 1.0
             found.append((m, n, k, 2 * m * n * k * count / float(row["value"]) / 1e12, count))
             keys.append(row["shape_or_bytes"])
@@ -31,18 +31,28 @@ def gemm_data(data: Iterable[Row], op: Callable[[str], bool]) -> dict[str, Float
     return {**named, "test": test.astype(float)}
 
 
-def gemm_table(chip: Chip, data: dict[str, Floats], layout: Any, source: str, everything: bool) -> GemmTable:
+def gemm_table(
+    chip: Chip,
+    data: dict[str, Floats],
+    layout: Any,
+    source: str,
+    everything: bool,
+    dtype: str = "bf16",
+    knots: Iterable[float] = MIN_DIMS,
+) -> GemmTable:
     """Fit on shapes that run long enough for the launch not to matter."""
     m, n, k, batch = data["m"], data["n"], data["k"], data["batch"]
     flops = 2 * m * n * k * batch
-    moved = 2 * batch * (m * k + k * n + m * n) / chip.memory_bytes_per_second / pointwise_fraction(chip, "copy")
+    width = element_bytes(dtype)
+    bytes_ = batch * (width * (m * k + k * n) + max(width, 2.0) * m * n)
+    moved = bytes_ / chip.memory_bytes_per_second / pointwise_fraction(chip, "copy")
     net = data["seconds"] - chip.launch_seconds
     usable = (net > 1e-5) & (np.minimum(np.minimum(m, n), k) >= 16) & (flops > 2e9)
     usable &= (data["test"] == 0) | everything
-    ideal = flops / chip.peak_flops("bf16")
+    ideal = flops / chip.peak_flops(dtype)
     size = effective_dim(m, n, k)
-    points, values = fit(size[usable], ideal[usable], moved[usable], net[usable], MIN_DIMS)
-    return GemmTable(layout=layout, dtype="bf16", min_dim=points, fraction_of_peak=values, source=source)
+    points, values = fit(size[usable], ideal[usable], moved[usable], net[usable], knots)
+    return GemmTable(layout=layout, dtype=dtype, min_dim=points, fraction_of_peak=values, source=source)
 
 
 def extended(table: GemmTable, reference: GemmTable) -> GemmTable:
@@ -57,9 +67,9 @@ def extended(table: GemmTable, reference: GemmTable) -> GemmTable:
     return table.model_copy(update={"min_dim": dims, "fraction_of_peak": fractions})
 
 
-def gemm_errors(title: str, chip: Chip, data: dict[str, Floats], layout: Any) -> None:
+def gemm_errors(title: str, chip: Chip, data: dict[str, Floats], layout: Any, dtype: str = "bf16") -> None:
     m, n, k, batch = data["m"], data["n"], data["k"], data["batch"]
-    error = np.abs(gemm_seconds(chip, m, n, k, "bf16", layout, batch) / data["seconds"] - 1)
+    error = np.abs(gemm_seconds(chip, m, n, k, dtype, layout, batch) / data["seconds"] - 1)
     smallest = np.minimum(np.minimum(m, n), k)
     large = 2 * m * n * k * batch >= 1e10
     print(f"  {title}: mean absolute error on held-out shapes (all sizes | 10 GFLOP and more)")

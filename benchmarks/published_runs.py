@@ -79,6 +79,10 @@ def _outcome(run: Run) -> Scored | tuple[str, str]:
         return predict(run)
     except Skip as reason:
         return reason.kind, reason.detail
+    except (
+        Exception
+    ) as error:  # one row that cannot be priced must not end the others: it is listed with what went wrong
+        return "failed", f"{type(error).__name__}: {error}"
 
 
 def report_of(

@@ -52,8 +52,10 @@ USUAL_GIGABITS = {
 NVL72_NODES = 18
 NetworkKind = Literal["infiniband", "roce", "ethernet", "omnipath", "efa"]
 NETWORKS: tuple[tuple[str, NetworkKind], ...] = (
-    ("omni-path", "omnipath"), ("roce", "roce"), ("efa", "efa"), ("aws", "efa"), ("ethernet", "ethernet"),
+    ("omni-path", "omnipath"), ("roce", "roce"), ("efa", "efa"), ("aws g4dn", "ethernet"), ("aws", "efa"),
+    ("ethernet", "ethernet"),
 )  # fmt: skip
+"""Words of a row -> its network; small AWS instances have no GPUDirect, and NCCL uses sockets unless told otherwise."""
 
 
 def _domain(nodes: int) -> int:
@@ -98,7 +100,11 @@ def _topology(chip_name: str, gpus: int, per_node: int, gigabits: float, kind: N
         raise Skip("contradictory", f"gpus({gpus}) is not a multiple of gpus_per_node({per_node})")
     intra: dict[str, object] = {"latency_us": 2.0 if domain else 2.5}
     if chip.link.kind == "none" or chip.link.kind == "pcie":
-        intra |= {"kind": "pcie", "gigabytes_per_second": chip.link.gigabytes_per_second, "peer_to_peer": kind != "efa"}
+        intra |= {
+            "kind": "pcie",
+            "gigabytes_per_second": chip.link.gigabytes_per_second,
+            "peer_to_peer": kind not in ("efa", "ethernet"),
+        }
     nodes = NodeGroup.model_validate(
         {
             "name": "nodes",

@@ -43,6 +43,9 @@ class Architecture:
     expert_ffn: int = 0
     shared_ffn: int = 0
     wide_rotary: bool = False
+    repeats_keys: bool = False
+    composite_norm: bool = False
+    fused_projections: bool = False
     latent: tuple[int, int, int] | None = None
     """Ranks of queries, of keys and values, and the rotary part of a head: multi-head latent attention (arXiv 2405.04434)."""
 
@@ -56,8 +59,23 @@ def latent_ranks(model: str) -> tuple[int, int, int] | None:
     return next((ranks for family, ranks in LATENT.items() if model.lower().startswith(family)), None)
 
 
+class CompositeNorm(nn.Module):
+    """RMSNorm operator by operator in fp32."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., size) -> the same."""
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * self.weight
+
+
 def _norm(a: Architecture) -> nn.Module:
-    return nn.RMSNorm(a.hidden) if a.gated else nn.LayerNorm(a.hidden)
+    if not a.gated:
+        return nn.LayerNorm(a.hidden)
+    return CompositeNorm(a.hidden) if a.composite_norm else nn.RMSNorm(a.hidden)
 
 
 class Attention(nn.Module):
@@ -67,27 +85,36 @@ class Attention(nn.Module):
         super().__init__()
         self.a = a
         self.sizes = [heads * a.head_dim for heads in (a.heads, a.kv_heads, a.kv_heads)]
-        if a.gated:
-            self.q, self.k, self.v = (nn.Linear(a.hidden, size, bias=False) for size in self.sizes)
+        self.is_fused = a.fused_projections or not a.gated
+        if self.is_fused:
+            self.qkv = nn.Linear(a.hidden, sum(self.sizes), bias=not a.gated)
         else:
-            self.qkv = nn.Linear(a.hidden, sum(self.sizes))
+            self.q, self.k, self.v = (nn.Linear(a.hidden, size, bias=False) for size in self.sizes)
         self.out = nn.Linear(a.heads * a.head_dim, a.hidden, bias=not a.gated)
         self.drop = nn.Dropout(a.dropout)
 
     def forward(self, x: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None) -> torch.Tensor:
         """(batch, seq, hidden) -> the same."""
         batch, seq, _ = x.shape
-        parts = (self.q(x), self.k(x), self.v(x)) if self.a.gated else self.qkv(x).split(self.sizes, dim=-1)
+        parts = self.qkv(x).split(self.sizes, dim=-1) if self.is_fused else (self.q(x), self.k(x), self.v(x))
         q, k, v = (part.reshape(batch, seq, -1, self.a.head_dim).transpose(1, 2) for part in parts)
         if cos is not None and sin is not None:
             wide = torch.float32 if self.a.wide_rotary else q.dtype
             q, k = (_rotate(part.to(wide), cos.to(wide), sin.to(wide)).to(part.dtype) for part in (q, k))
+        if self.a.repeats_keys and self.a.kv_heads < self.a.heads:
+            k, v = (_repeated(part, self.a.heads // self.a.kv_heads) for part in (k, v))
         if self.a.fused_attention:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.a.kv_heads < self.a.heads)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] < q.shape[1])
         else:
             scores = self.drop((q @ k.transpose(2, 3) / math.sqrt(self.a.head_dim)).softmax(dim=-1))
             out = scores @ v
         return self.out(out.transpose(1, 2).reshape(batch, seq, -1))
+
+
+def _repeated(x: torch.Tensor, times: int) -> torch.Tensor:
+    """(batch, heads, seq, dim) with each head `times` times."""
+    batch, heads, seq, dim = x.shape
+    return x.unsqueeze(2).expand(batch, heads, times, seq, dim).reshape(batch, heads * times, seq, dim)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -142,8 +169,9 @@ class Experts(nn.Module):
         super().__init__()
         self.a = a
         self.router = nn.Linear(a.hidden, a.experts, bias=False)
-        self.gate = Grouped(a.experts, a.hidden, a.expert_ffn) if a.gated else None
-        self.up = Grouped(a.experts, a.hidden, a.expert_ffn)
+        self.is_fused = a.gated and a.fused_projections
+        self.gate = Grouped(a.experts, a.hidden, a.expert_ffn) if a.gated and not self.is_fused else None
+        self.up = Grouped(a.experts, a.hidden, a.expert_ffn * (1 + self.is_fused))
         self.down = Grouped(a.experts, a.expert_ffn, a.hidden)
         self.shared = FeedForward(a, a.shared_ffn) if a.shared_ffn else None
 
@@ -155,7 +183,11 @@ class Experts(nn.Module):
         ends = F.one_hot(chosen.flatten(), self.a.experts).sum(0).cumsum(0).to(torch.int32)
         rows = flat[order // self.a.topk]
         inner = self.up(rows, ends)
-        inner = F.gelu(inner) if self.gate is None else F.silu(self.gate(rows, ends)) * inner
+        if self.is_fused:
+            gate, inner = inner.chunk(2, dim=-1)
+            inner = F.silu(gate) * inner
+        else:
+            inner = F.gelu(inner) if self.gate is None else F.silu(self.gate(rows, ends)) * inner
         out = self.down(inner, ends) * weights.flatten()[order].unsqueeze(-1)
         total = torch.zeros_like(flat).index_add(0, order // self.a.topk, out).view_as(x)
         return total if self.shared is None else total + self.shared(x)
@@ -166,14 +198,18 @@ class FeedForward(nn.Module):
 
     def __init__(self, a: Architecture, ffn: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(a.hidden, ffn, bias=False) if a.gated else None
-        self.up = nn.Linear(a.hidden, ffn, bias=not a.gated)
+        self.is_fused = a.gated and a.fused_projections
+        self.gate = nn.Linear(a.hidden, ffn, bias=False) if a.gated and not self.is_fused else None
+        self.up = nn.Linear(a.hidden, ffn * (1 + self.is_fused), bias=not a.gated)
         self.down = nn.Linear(ffn, a.hidden, bias=not a.gated)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(batch, seq, hidden) -> the same."""
-        inner = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
-        return self.down(inner)
+        inner = self.up(x)
+        if self.is_fused:
+            gate, inner = inner.chunk(2, dim=-1)
+            return self.down(F.silu(gate) * inner)
+        return self.down(F.gelu(inner) if self.gate is None else F.silu(self.gate(x)) * inner)
 
 
 class Block(nn.Module):

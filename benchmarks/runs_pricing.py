@@ -102,7 +102,8 @@ def _refuse(run: Run) -> None:
 
 def _executor(run: Run) -> Executor:
     try:
-        return executor(run.framework)
+        found = executor(run.framework)
+        return executor("torchtitan_async_tp") if run.async_tp and found.name == "torchtitan" else found
     except ProfileError:
         raise Skip("framework not known", run.framework) from None
 
@@ -212,14 +213,14 @@ def _case(run: Run, habits: Executor, choice: Choice) -> tuple[Case, Answer]:
         zero=_zero(run, habits),
         cp=run.cp,
         ep=run.ep,
-        etp=_etp(run),
+        etp=_etp(run, habits),
         zero_group=run.zero_group,
     )
     request = Request(
         global_batch=run.dp * choice.micro_batch * micro_batches,
         seq_len=run.seq_len,
         dtype=_dtype(run),
-        kernels=cast(Kernels, run.kernels or habits.kernels),
+        kernels=cast(Kernels, run.kernels or (_dtype(run) == "fp8" and habits.fp8_kernels) or habits.kernels),
         fixed={"recompute": choice.recompute, "micro_batch": choice.micro_batch, "tp": run.tp, "sp": int(sp)},
         memory_margin=0.0,
         executor=habits.name,
@@ -231,8 +232,8 @@ def _case(run: Run, habits: Executor, choice: Choice) -> tuple[Case, Answer]:
     return case, Answer(_blocks(run, configuration), 1.0)
 
 
-def _etp(run: Run) -> int:
-    return run.etp or 1
+def _etp(run: Run, habits: Executor) -> int:
+    return run.etp or (run.tp if habits.experts_over_tp else 1)
 
 
 def _zero(run: Run, habits: Executor) -> int:
@@ -268,6 +269,9 @@ def _architecture(run: Run, habits: Executor) -> Architecture:
         shared_ffn=run.shared_ffn,
         latent=latent_ranks(run.model),
         wide_rotary=habits.wide_rotary,
+        repeats_keys=habits.repeats_keys,
+        fused_projections=habits.fused_projections,
+        composite_norm=habits.composite_norm,
     )
 
 

@@ -10,6 +10,7 @@ import csv
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf, isfinite
 from pathlib import Path
 
 COLUMNS = (
@@ -30,6 +31,7 @@ OPTIONAL = (
     "peer_prediction",
     "mem_definition",
 )
+ABOVE_ZERO = ("step_time_s", "peak_mem_gib", "inter_link_gbps_per_gpu")
 DEFAULT_VOCABULARY = 51200
 """GPT-2's 50,257 tokens padded for eight-way tensor parallelism: where a source does not say."""
 
@@ -125,12 +127,13 @@ def read_folder(folder: Path) -> tuple[list[Run], list[tuple[str, str, Skip]]]:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.DictReader(stream)
             missing = [name for name in COLUMNS if name not in (reader.fieldnames or ()) and name not in OPTIONAL]
-            if missing:
-                skipped.append((path.stem, "*", Skip("missing columns", ", ".join(missing))))
-                continue
             for number, cells in enumerate(reader, start=2):
                 identity = cells.get("id") or f"line {number}"
                 try:
+                    if missing:
+                        raise Skip("missing columns", ", ".join(missing))
+                    if len(cells) > len(reader.fieldnames or ()):
+                        raise Skip("unreadable", f"more cells than the {len(reader.fieldnames or ())} columns")
                     runs.append(run_of(cells, path.stem, identity))
                 except Skip as reason:
                     skipped.append((path.stem, identity, reason))
@@ -140,7 +143,7 @@ def read_folder(folder: Path) -> tuple[list[Run], list[tuple[str, str, Skip]]]:
 def run_of(cells: dict[str, str | None], file: str, identity: str) -> Run:
     """One row as a Run. Raises Skip where it does not state enough, or contradicts itself."""
     read = _Cells(cells)
-    gpus, tp, pp, cp = read.count("gpus"), read.count("tp", 1), read.count("pp", 1), read.count("cp", 1)
+    gpus, tp, pp, cp = read.count("gpus"), read.degree("tp"), read.degree("pp"), read.degree("cp")
     if gpus % (tp * pp * cp):
         raise Skip("contradictory", f"tp({tp}) * pp({pp}) * cp({cp}) = {tp * pp * cp} does not divide gpus({gpus})")
     dp = read.count("dp", gpus // (tp * pp * cp))
@@ -149,9 +152,13 @@ def run_of(cells: dict[str, str | None], file: str, identity: str) -> Run:
             "contradictory", f"tp({tp}) * pp({pp}) * cp({cp}) * dp({dp}) = {tp * pp * cp * dp}, but gpus = {gpus}"
         )
     heads, hidden = read.count("heads"), read.count("hidden")
+    kv_heads = read.count("kv_heads", heads)
+    if heads % kv_heads:
+        raise Skip("contradictory", f"kv_heads({kv_heads}) does not divide heads({heads})")
+    experts, topk = read.count("experts", 0), read.count("topk", 0)
+    if topk > experts:
+        raise Skip("contradictory", f"topk({topk}) of experts({experts})")
     seconds = read.number("step_time_s")
-    if seconds is not None and not seconds > 0:
-        raise Skip("contradictory", f"step_time_s = {seconds}")
     return Run(
         id=identity,
         file=file,
@@ -159,15 +166,15 @@ def run_of(cells: dict[str, str | None], file: str, identity: str) -> Run:
         layers=read.count("layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=read.count("kv_heads", heads),
+        kv_heads=kv_heads,
         head_dim=read.count("head_dim", max(hidden // heads, 1)),
         ffn=read.count("ffn", 4 * hidden),
         gated=bool(read.count("gated_mlp", 0)),
         vocabulary=read.count("vocab", DEFAULT_VOCABULARY),
         seq_len=read.count("seq_len"),
         task=read.text("task"),
-        experts=read.count("experts", 0),
-        topk=read.count("topk", 0),
+        experts=experts,
+        topk=topk,
         moe_ffn=read.count("moe_ffn", 0),
         shared_ffn=read.count("shared_expert_ffn", 0),
         dense_layers=read.count("dense_layers", 0),
@@ -178,25 +185,25 @@ def run_of(cells: dict[str, str | None], file: str, identity: str) -> Run:
         framework=read.text("framework"),
         dtype=read.text("dtype") or "bf16",
         global_batch=read.count("global_batch", _least_batch(read, dp, pp, seconds)),
-        micro_batch=read.optional("micro_batch"),
+        micro_batch=read.optional("micro_batch", least=1),
         dp=dp,
         tp=tp,
         sp=read.flag("sp"),
         pp=pp,
         vp=read.optional("vp"),
         cp=cp,
-        ep=read.count("ep", 1),
-        etp=read.optional("etp"),
-        zero=read.optional("zero_stage"),
+        ep=read.degree("ep"),
+        etp=read.optional("etp", least=1),
+        zero=read.optional("zero_stage", most=3),
         zero_group=_zero_group(read.text("notes")),
-        recompute=read.text("recompute") or None,
+        recompute=read.choice("recompute", ("none", "selective", "full")) or None,
         flash=read.flag("flash_attention"),
         seconds=seconds,
         memory_gib=read.number("peak_mem_gib"),
         memory_definition=read.text("mem_definition"),
         peer=read.text("peer_prediction"),
-        kernels=read.text("kernels"),
-        schedule=read.text("schedule"),
+        kernels=read.choice("kernels", ("eager", "compiled", "fused")),
+        schedule=read.choice("schedule", ("1f1b", "interleaved", "interleaved 1f1b", "gpipe")),
         async_tp=bool(read.flag("async_tp")),
         release=read.text("release"),
         words="; ".join(read.text(name) for name in ("notes", "derived_fields", "intra_link")),
@@ -211,8 +218,8 @@ def _least_batch(read: _Cells, dp: int, pp: int, seconds: float | None) -> int |
 
 
 def _zero_group(notes: str) -> int | None:
-    """``zero1 group size 8`` or ``FSDP group 64``; -1 stands for all."""
-    found = re.search(r"(?:zero1|FSDP) group (?:size )?(-?\d+)", notes)
+    """``zero1 group size 8``, ``FSDP group 64`` or ``FSDP=64``; -1 stands for all."""
+    found = re.search(r"(?:(?:zero1|FSDP) group (?:size )?|\bFSDP=)(-?\d+)", notes)
     return int(found.group(1)) if found and int(found.group(1)) > 0 else None
 
 
@@ -225,22 +232,39 @@ class _Cells:
     def text(self, name: str) -> str:
         return (self.cells.get(name) or "").strip()
 
+    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
+        value = self.text(name).lower()
+        if value and value not in allowed:
+            raise Skip("unreadable", f"{name} = {value!r}; allowed: {', '.join(allowed)}")
+        return value
+
     def number(self, name: str) -> float | None:
+        """A finite number of 0 or more; what is measured or provided is above 0."""
         value = self.text(name)
         if not value:
             return None
         try:
-            return float(value)
+            number = float(value)
         except ValueError:
             raise Skip("unreadable", f"{name} = {value!r} is no number") from None
+        if not isfinite(number):
+            raise Skip("unreadable", f"{name} = {value}")
+        if number < 0 or (number == 0 and name in ABOVE_ZERO):
+            raise Skip("contradictory", f"{name} = {value}")
+        return number
 
-    def optional(self, name: str) -> int | None:
+    def optional(self, name: str, least: int = 0, most: float = inf) -> int | None:
         value = self.number(name)
-        if value is not None and (value != int(value) or value < 0):
+        if value is None:
+            return None
+        if value != int(value):
             raise Skip("unreadable", f"{name} = {value} is no count")
-        return None if value is None else int(value)
+        if not least <= value <= most:
+            raise Skip("contradictory", f"{name} = {int(value)}")
+        return int(value)
 
     def count(self, name: str, default: int | None = None) -> int:
+        """A count; 0 stands for what is not there (experts), so the default holds."""
         value = self.optional(name)
         if value is None or (value == 0 and default is not None):
             if default is None:
@@ -250,8 +274,12 @@ class _Cells:
             raise Skip("contradictory", f"{name} = 0")
         return value
 
+    def degree(self, name: str) -> int:
+        """How many ways something is divided: 1 where nothing is said, never 0."""
+        return self.optional(name, least=1) or 1
+
     def flag(self, name: str) -> bool | None:
-        value = self.optional(name)
+        value = self.optional(name, most=1)
         return None if value is None else bool(value)
 
 

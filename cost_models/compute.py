@@ -89,19 +89,16 @@ def gemm_seconds(
     """
     m, n, k, batch = (np.asarray(value, dtype=np.float64) for value in (m, n, k, batch))
     flops = 2.0 * m * n * k * batch
-    rate = chip.peak_flops(dtype) * _at_most_peak(
-        gemm_fraction(
-            chip, effective_dim(m, n, k) * np.where((batch > 1) & (not grouped), BATCHED, 1.0), dtype, layout, grouped
-        )
-        * chip.sustained_rate
-    )
+    dim = effective_dim(m, n, k) * np.where((batch > 1) & (not grouped), BATCHED, 1.0)
+    rate = chip.peak_flops(dtype) * gemm_fraction(chip, dim, dtype, layout, grouped)
     width = element_bytes(dtype)
     if not grouped:
         odd = (
             (m * width % ALIGNMENT_BYTES != 0) | (n * width % ALIGNMENT_BYTES != 0) | (k * width % ALIGNMENT_BYTES != 0)
         )
         rate = np.where((batch > 1) & odd, np.minimum(rate, chip.peak_flops(dtype) * MISALIGNED), rate)
-    moved = batch * width * (m * k + k * n + m * n) if bytes_ is None else np.asarray(bytes_, dtype=np.float64)
+    once = batch * (width * (m * k + k * n) + max(width, 2.0) * m * n)  # fp8 products write bf16
+    moved = once if bytes_ is None else np.asarray(bytes_, dtype=np.float64)
     return _roofline(chip, flops, rate, moved)
 
 

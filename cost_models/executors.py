@@ -10,7 +10,7 @@ torchtitan (arXiv 2410.06511); fractions hidden are what published step times of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Literal
 
@@ -26,6 +26,8 @@ class Executor:
     name: str
     kernels: Literal["eager", "compiled", "fused"] = "eager"
     """Default kernels of the framework."""
+    fp8_kernels: Literal["compiled"] | None = None
+    """Those under fp8 where they differ (torchtitan's fp8 is told to be run with torch.compile)."""
     attention: Literal["flash", "explicit"] = "flash"
     attention_kernel: Literal["flash", "flash1", "cudnn"] | None = None
     """None: the one that comes with the kernels."""
@@ -41,14 +43,20 @@ class Executor:
     tp_backward_overlap: float = 0.0
     """Of the backward's collectives that a product can run beside: the reduction of a column-wise linear's input gradient
     (beside wgrad), and the second gather of its input (beside dgrad)."""
+    ring_in_fp32: bool = False
+    """Under context parallelism attention runs piece by piece: results are merged in fp32 by eager kernels, and gradients of
+    keys and values travel one full turn of the ring in fp32 (torch's `_templated_ring_attention`)."""
     cp_overlap: float = 0.0
     """Fraction of the exchange of keys and values that hides behind attention."""
     ep_overlap: float = 0.0
     """Fraction of the all-to-alls of experts that hides behind other compute."""
+    experts_over_tp: bool = False
+    """Whether tp divides experts too where nothing else is said (Megatron-Core's default; Megatron-Bridge's is one)."""
     sends_rows_once_per_node: bool = False
     """Dispatch to experts goes to each node once and is spread there (DeepEP, HybridEP)."""
-    dp_overlap: float = 0.9
-    """Fraction of data-parallel collectives that hides behind compute, where there is compute to hide behind."""
+    dp_overlap: float = 1.0
+    """Fraction of data-parallel collectives that runs beside compute, where there is compute to hide behind; what that
+    slows is the chip's affair (`overlap`)."""
     ends_exposed: bool = True
     """The first gather and the last reduction of a step stand alone."""
     gathers_units: bool = True
@@ -65,6 +73,11 @@ class Executor:
     """Host time for each recomputed block and micro-batch."""
     collective_seconds: float = 15e-6
     """Host time for each tensor-parallel collective."""
+    bf16_all_reduces: bool = False
+    """ZeRO 1 averages bf16's gradients whole on every rank (DeepSpeed's pipeline engine), not scattered."""
+    scatters_sends: bool = False
+    """Where every tp rank holds the whole hidden state, each sends its share of it and the receivers gather (Megatron-LM's
+    scatter/gather, arXiv 2104.04473 section 4.1; DeepSpeed's partitioned pipes)."""
     send_seconds: float = 0.0
     """Host time of a pipeline send and its receive, where the framework waits for the device after each (Megatron before
     2022 synchronises after every exchange)."""
@@ -80,12 +93,26 @@ class Executor:
     """Full recompute ends with the last value that backward needs (torch); False: it runs the whole forward (Megatron)."""
     micro_batches_from_stages: bool = False
     """Under a pipeline a rank's batch is cut into as many micro-batches as there are stages, where nothing else is said."""
+    kept_outputs: float = 0.0
+    """Copies of the model's output that the last of several stages keeps of every micro-batch until the step ends: torch's
+    schedules keep each and join them."""
     fused_loss: bool = False
-    """The loss is one kernel that keeps its scores in the compute dtype."""
+    """The loss is one kernel that keeps its scores in the compute dtype and puts their gradient in their place (Megatron's and
+    Transformer Engine's fused cross entropy, FlashAttention's in llm-foundry)."""
     wide_rotary: bool = False
     """Rotary positions are applied in fp32."""
+    composite_norm: bool = False
+    """RMSNorm is a chain of operators in fp32 (torch before its fused kernel of 2025)."""
+    fused_projections: bool = False
+    """One product makes queries, keys and values, one both halves of a gated feed-forward (Megatron's `linear_qkv` and
+    `linear_fc1`)."""
+    repeats_keys: bool = False
+    """Keys and values of grouped queries are copied out to every query head before attention (torchtitan's `repeat_kv`)."""
     cast_share: float = 1.0
-    """Share of the casts to fp8 that is traffic of its own, not fused into the operator before."""
+    """Traffic of casts to fp8 over one read and two writes: 1.5 where scales follow from the tensor itself, which is then read
+    twice (torchao's dynamic scaling); less where the operator before writes fp8."""
+    casts_weights: bool = True
+    """Whether weights are cast at every use; Megatron keeps them over the micro-batches of a step."""
 
     def gradient_bytes(self, dtype: str) -> float:
         """Bytes of a gradient element where it is accumulated and reduced."""
@@ -104,30 +131,76 @@ class Executor:
         return 2.0 + 2 * wide + (wide if wide > 2 else 0.0)
 
 
+TORCHTITAN = Executor(
+    "torchtitan",
+    composite_norm=True,
+    fp8_kernels="compiled",
+    wide_rotary=True,
+    repeats_keys=True,
+    ring_in_fp32=True,
+    kept_outputs=2.0,
+    cast_share=1.5,
+    saves_gathered_input=True,
+    zero=3,
+    accumulates=False,
+    selective_products=0.5,
+    micro_batches_from_stages=True,
+    virtual_stages=2,
+)
+"""Its asynchronous tp needs torch.compile, which cuts products and collectives into pieces that run beside each other."""
+
+NEMO = Executor(
+    "nemo",
+    experts_over_tp=True,
+    casts_weights=False,
+    fused_projections=True,
+    fused_loss=True,
+    kernels="fused",
+    gathers_units=False,
+    bucket_bytes=160e6,
+    wide_gradients="never",
+    tp_backward_overlap=1.0,
+    recompute_stops_early=False,
+    tp_overlap=1.0,
+    cp_overlap=1.0,
+    dp_overlap=0.7,
+    ends_exposed=False,
+    accumulates=False,
+    collective_seconds=10e-6,
+)
+
+FSDP1 = Executor(
+    "fsdp1",
+    kernels="eager",
+    attention_kernel="flash1",
+    sequence_parallel=False,
+    saves_gathered_input=True,
+    zero=3,
+    dp_overlap=1.0,
+    accumulates=False,
+    host_factor=1.5,
+    checkpoint_seconds=150e-6,
+    collective_seconds=20e-6,
+)
+
 EXECUTORS = {
     item.name: item
     for item in (
         Executor("autopar", saves_gathered_input=True),
-        Executor(
-            "torchtitan",
-            wide_rotary=True,
-            cast_share=2.0,
-            saves_gathered_input=True,
-            zero=3,
-            accumulates=False,
-            selective_products=0.5,
-            micro_batches_from_stages=True,
-            virtual_stages=2,
-        ),
+        TORCHTITAN,
+        replace(TORCHTITAN, name="torchtitan_async_tp", kernels="compiled", tp_overlap=0.25),
         Executor(
             "megatron",
+            experts_over_tp=True,
+            casts_weights=False,
+            fused_projections=True,
             fused_loss=True,
             kernels="fused",
             gathers_units=False,
             bucket_bytes=160e6,
             tp_backward_overlap=0.5,
             recompute_stops_early=False,
-            cp_overlap=0.9,
+            cp_overlap=1.0,
             dp_overlap=0.5,
             ends_exposed=False,
             accumulates=False,
@@ -135,37 +208,26 @@ EXECUTORS = {
         ),
         Executor(
             "megatron_script",
+            experts_over_tp=True,
+            casts_weights=False,
+            fused_projections=True,
             kernels="fused",
             gathers_units=False,
             bucket_bytes=160e6,
             tp_backward_overlap=0.5,
             recompute_stops_early=False,
-            cp_overlap=0.9,
+            cp_overlap=1.0,
             dp_overlap=0.5,
             ends_exposed=False,
             accumulates=False,
             collective_seconds=10e-6,
         ),
-        Executor(
-            "nemo",
-            fused_loss=True,
-            kernels="fused",
-            gathers_units=False,
-            bucket_bytes=160e6,
-            sends_rows_once_per_node=True,
-            wide_gradients="never",
-            tp_backward_overlap=0.9,
-            recompute_stops_early=False,
-            tp_overlap=0.9,
-            cp_overlap=0.9,
-            dp_overlap=0.7,
-            ends_exposed=False,
-            accumulates=False,
-            collective_seconds=10e-6,
-        ),
+        NEMO,
+        replace(NEMO, name="megatron_bridge", experts_over_tp=False, sends_rows_once_per_node=True),
         Executor(
             "megatron_2022",
             kernels="fused",
+            scatters_sends=True,
             gathers_units=False,
             bucket_bytes=inf,
             attention="explicit",
@@ -182,6 +244,7 @@ EXECUTORS = {
         Executor(
             "megatron_2021",
             kernels="fused",
+            scatters_sends=True,
             send_seconds=400e-6,
             gathers_units=False,
             bucket_bytes=inf,
@@ -198,6 +261,8 @@ EXECUTORS = {
         Executor(
             "megatron_deepspeed",
             kernels="fused",
+            bf16_all_reduces=True,
+            scatters_sends=True,
             send_seconds=400e-6,
             gathers_units=False,
             bucket_bytes=inf,
@@ -214,6 +279,7 @@ EXECUTORS = {
         Executor(
             "deepspeed_megatron",
             kernels="fused",
+            scatters_sends=True,
             send_seconds=400e-6,
             gathers_units=False,
             bucket_bytes=inf,
@@ -239,19 +305,8 @@ EXECUTORS = {
             checkpoint_seconds=150e-6,
             collective_seconds=20e-6,
         ),
-        Executor(
-            "fsdp1",
-            kernels="eager",
-            attention_kernel="flash1",
-            sequence_parallel=False,
-            saves_gathered_input=True,
-            zero=3,
-            dp_overlap=0.95,
-            accumulates=False,
-            host_factor=1.5,
-            checkpoint_seconds=150e-6,
-            collective_seconds=20e-6,
-        ),
+        FSDP1,
+        replace(FSDP1, name="composer", fused_loss=True),
         Executor(
             "internevo",
             kernels="eager",
@@ -267,6 +322,7 @@ EXECUTORS = {
         Executor(
             "xla",
             kernels="compiled",
+            attention_kernel="cudnn",
             recompute="full",
             zero=3,
             tp_overlap=0.5,
@@ -287,7 +343,7 @@ FRAMEWORKS = {
     "megatron-lm": "megatron",
     "megatron-core": "nemo",
     "megatron-core-(functional-test)": "megatron_script",
-    "megatron-bridge": "nemo",
+    "megatron-bridge": "megatron_bridge",
     "nemo": "nemo",
     "megatron-lm-2022": "megatron_2022",
     "megatron-lm-2021": "megatron_2021",
@@ -298,7 +354,7 @@ FRAMEWORKS = {
     "deepspeed": "deepspeed",
     "fsdp": "fsdp1",
     "fsdp1": "fsdp1",
-    "composer": "fsdp1",
+    "composer": "composer",
     "internevo": "internevo",
     "maxtext": "xla",
     "paxml": "xla",

@@ -146,9 +146,12 @@ _ZERO_PAPER = {
 STORAGE: dict[str, dict[int, dict[str, Held]]] = {
     "autopar": _FSDP2,
     "torchtitan": _FSDP2,
+    "torchtitan_async_tp": _FSDP2,
     "fsdp1": _FSDP2,
+    "composer": _FSDP2,
     "megatron": _MEGATRON,
     "nemo": _MEGATRON,
+    "megatron_bridge": _MEGATRON,
     "megatron_script": _MEGATRON,
     "megatron_2022": _MEGATRON,
     "deepspeed_megatron": _MEGATRON,

@@ -29,8 +29,9 @@ from hardware_profiles.cluster import Group
 REFERENCE_INTRA_SECONDS = 2.5e-6
 REFERENCE_INTER_SECONDS = 5.0e-6
 """The latencies of links for which the hops below hold; others scale them."""
-WITHOUT_PEER_TO_PEER = 0.6
-"""Fraction of PCIe bandwidth left where devices reach each other through host memory only."""
+WITHOUT_PEER_TO_PEER = 0.42
+"""Fraction of what PCIe devices reach of each other that is left through host memory: pairs of A40 move 20 GB/s, both ways
+together, of 31.5 each way (NVIDIA/nccl-tests issue 74), 0.32 of the port where `Simple` has 0.76."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,9 @@ ACROSS = {
     "Simple": Protocol(8.4, 3.4, 14.0, 8.4, 4.0, 14.0, 0.80, 0.27, 0.93),
 }
 """Over several nodes: NCCL's own figures for Hopper."""
+SOCKETS = 0.5
+"""Share of an Ethernet port that NCCL's TCP sockets reach, every byte going through host memory: 1.5 to 2 GB/s of 4 untuned
+(NVIDIA/nccl issue 209), 0.8 of 100 Gb/s at best (GTC 2024, S62129)."""
 OWN_PIECE = 0.4
 """What copying a rank's own piece costs against passing one on: two ranks reach 0.71-0.76 of the bus bandwidth of
 eight, four 0.91-0.95, alike on A100, H100 and B200, in all_gather, reduce_scatter and (with two passes) all_reduce."""
@@ -100,7 +104,8 @@ def all_to_all_seconds(bytes_: Array, group: Group) -> Array:
         scale = _intra_scale(group)
         small = (7e-6 + 0.3e-6 * n) * scale + bytes_ * ((n - 1) / n) / (intra_bandwidth(group) * 0.16)
         return np.asarray(np.minimum(small, (16e-6 + 1.0e-6 * n) * scale + inside), dtype=np.float64)
-    outside = bytes_ * ((n - g) / n) / (group.inter_bytes_per_second * 0.9)
+    fraction = SOCKETS if group.inter_kind == "ethernet" else 0.9
+    outside = bytes_ * ((n - g) / n) / (group.inter_bytes_per_second * fraction)
     latency = (30e-6 + 4.3e-6 * k) * group.inter_latency_seconds / REFERENCE_INTER_SECONDS
     return np.asarray(latency + np.maximum(inside, outside), dtype=np.float64)
 
@@ -112,7 +117,8 @@ def send_seconds(bytes_: Array, group: Group) -> Array:
     """
     if group.nodes > 1:
         latency = 8e-6 + 14e-6 * group.inter_latency_seconds / REFERENCE_INTER_SECONDS
-        return np.asarray(latency + bytes_ / (group.inter_bytes_per_second * 0.9), dtype=np.float64)
+        fraction = SOCKETS if group.inter_kind == "ethernet" else 0.9
+        return np.asarray(latency + bytes_ / (group.inter_bytes_per_second * fraction), dtype=np.float64)
     seconds = 8e-6 * _intra_scale(group) + bytes_ / (0.8 * intra_bandwidth(group))
     return np.asarray(seconds, dtype=np.float64)
 
@@ -181,7 +187,8 @@ def _tree(bytes_: Array, group: Group, protocol: Protocol) -> Array:
 
 def _ports(group: Group, protocol: Protocol) -> float:
     """Bytes per second that leave a node for this group, all its ranks together."""
-    return min(group.ranks_per_node * group.inter_bytes_per_second * protocol.inter_fraction, protocol.most)
+    fraction = min(protocol.inter_fraction, SOCKETS) if group.inter_kind == "ethernet" else protocol.inter_fraction
+    return min(group.ranks_per_node * group.inter_bytes_per_second * fraction, protocol.most)
 
 
 def _intra_scale(group: Group) -> float:

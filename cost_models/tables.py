@@ -83,17 +83,20 @@ def effective_dim(m: ArrayLike, n: ArrayLike, k: ArrayLike) -> Array:
 
 
 def gemm_fraction(chip: Chip, min_dim: ArrayLike, dtype: str, layout: str, grouped: bool = False) -> Array:
-    """Fraction of the dense peak that a GEMM reaches whose smallest of m, n, k is `min_dim`."""
+    """Fraction of the dense peak that a GEMM reaches in the long run whose smallest of m, n, k is `min_dim`."""
     tables = (chip.efficiency.grouped_gemm if grouped else ()) or chip.efficiency.gemm or (GENERIC_GEMM,)
     table = max(tables, key=lambda item: _closeness(item, dtype, layout))
-    return interpolate(min_dim, table.min_dim, table.fraction_of_peak)
+    rate = chip.sustained_rate
+    if table.sustained is not None:  # a part at another power limit differs as it does from its other tables
+        rate *= table.sustained / chip.efficiency.sustained
+    return np.minimum(interpolate(min_dim, table.min_dim, table.fraction_of_peak) * rate, 1.0)
 
 
 def _closeness(table: GemmTable, dtype: str, layout: str) -> tuple[int, int]:
-    """Best: the same layout, then a table for any layout; among these the same dtype, then bf16."""
+    """Best: the same dtype, then bf16; among these the same layout, then a table for any layout."""
     same_dtype = normal_dtype(table.dtype) == normal_dtype(dtype)
     by_layout = {layout: 3, "any": 2, "forward": 1}.get(table.layout, 0)
-    return by_layout, 2 if same_dtype else int(table.dtype == "bf16")
+    return 2 if same_dtype else int(table.dtype == "bf16"), by_layout
 
 
 def attention_fraction(

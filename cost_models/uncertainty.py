@@ -33,8 +33,8 @@ GROUPS = {
 """Part of a step -> group whose errors go together."""
 RESIDUALS = {
     "compute": 0.03,
-    "collective": 0.40,
-    "all_to_all": 0.42,
+    "collective": 0.30,
+    "all_to_all": 0.56,
     "send": 0.60,
     "offload": 0.40,
     "bubble": 0.17,

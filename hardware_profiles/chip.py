@@ -47,6 +47,8 @@ class GemmTable(Facts):
     dtype: str = "bf16"
     min_dim: tuple[float, ...]
     fraction_of_peak: tuple[float, ...]
+    sustained: float | None = Field(default=None, gt=0, le=1.2)
+    """Long-run rate over this table's, at the power limit it was measured under; None: as the other tables'."""
     source: str
 
 

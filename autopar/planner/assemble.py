@@ -285,7 +285,9 @@ class _Stages:
         case, bills = self.case, self.case.bills
         held = self._held(stage)
         dp = bills.data_parallel(held)
-        memory = bills.states(held) | {"workspace": bills.static(held) - sum(bills.states(held).values())}
+        outputs = bills.kept_outputs(held)
+        memory = bills.states(held) | {"workspace": bills.static(held) - sum(bills.states(held).values()) - outputs}
+        memory |= {"outputs": outputs} if outputs else {}
         memory |= {"communicators": bills.communicators, "context": context_bytes(case.model.chip)}
         chunks = []
         for chunk, (first, end) in enumerate(self.runs[stage]):

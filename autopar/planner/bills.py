@@ -52,6 +52,8 @@ class Holding:
     workspace: float = 0.0
     experts: float = 0.0
     """Of the trainable elements, those of experts: their states are divided over the ranks that hold the same experts."""
+    scores: float = 0.0
+    """Bytes of the model's output for one micro-batch, where the rank makes it."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Bills:
         self.c, self.request, self.topology, self.chip = configuration, request, topology, chip
         self.capacity, self.known = capacity, known
         self.executor = executor(request.executor)
-        self.overlap = overlap_fraction("dp", request.executor) if hides(chip) else 0.0
+        self.overlap = overlap_fraction("dp", request.executor, chip) if hides(chip) else 0.0
 
     def most_in_flight(self, stage: int) -> tuple[int, ...]:
         """Most micro-batches that each chunk has in flight, at whichever moment."""
@@ -142,7 +144,11 @@ class Bills:
 
     def static(self, holding: Holding) -> float:
         """Allocated bytes that do not follow the schedule."""
-        return sum(self.states(holding).values()) + holding.workspace + WORKSPACE_BYTES
+        return sum(self.states(holding).values()) + holding.workspace + WORKSPACE_BYTES + self.kept_outputs(holding)
+
+    def kept_outputs(self, holding: Holding) -> float:
+        """Bytes of outputs that a pipeline's last stage keeps until the step ends."""
+        return holding.scores * self.c.micro_batches * self.executor.kept_outputs if self.c.pp > 1 else 0.0
 
     def optimizer_seconds(self, held: Holding) -> float:
         """One update of the rank's share."""
@@ -169,7 +175,8 @@ class Bills:
         gathered = max(element_bytes(self.request.dtype), 2.0)
         reduced = self.executor.gradient_bytes(self.request.dtype)
         gather = self._over_replicas("all_gather", held, gathered, self.c.shards) if self.c.zero else 0.0
-        kind: Kind = "reduce_scatter" if self.c.zero else "all_reduce"
+        whole = self.c.zero == 1 and self.executor.bf16_all_reduces and self.request.dtype == "bf16"
+        kind: Kind = "reduce_scatter" if self.c.zero and not whole else "all_reduce"
         reduce = self._over_replicas(kind, held, reduced, self.c.replicas)
         if self.c.zero in (1, 2):
             gather += self.executor.broadcast_seconds * self.c.shards
@@ -205,10 +212,14 @@ class Bills:
         if self.c.pp == 1:
             return 0.0
         stride = self.c.replicas * self.c.tp
-        key = ("send", bytes_, stride)
+        key = ("send", bytes_, stride, self.c.tp, self.c.sp)
         if key not in self.known:
             group = self.topology.neighbours(stride)
-            seconds = float(collective_seconds("send", bytes_, group, self.chip))
+            scattered = self.executor.scatters_sends and self.c.tp > 1 and not self.c.sp
+            seconds = float(collective_seconds("send", bytes_ / self.c.tp if scattered else bytes_, group, self.chip))
+            if scattered:
+                own = self.topology.strided(self.c.tp, 1)
+                seconds += float(collective_seconds("all_gather", bytes_, own, self.chip))
             self.known[key] = seconds + self.executor.send_seconds
         return self.known[key]
 
@@ -290,4 +301,5 @@ def holding(columns: Sequence[tuple[Column, int]]) -> Holding:
     units = [column.price.parameter_elements for column, count in columns if count]
     spaces = [column.price.workspace_bytes for column, count in columns if count]
     experts = sum(column.price.expert_elements * count for column, count in columns)
-    return Holding(parameters, frozen, max(units, default=0.0), max(spaces, default=0.0), experts)
+    scores = max((column.price.scores_bytes for column, count in columns if count), default=0.0)
+    return Holding(parameters, frozen, max(units, default=0.0), max(spaces, default=0.0), experts, scores)

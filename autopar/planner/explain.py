@@ -207,12 +207,14 @@ def _memory_table(plan: Plan) -> list[str]:
         memory["activations"] = activation_peak(c.name, stage, plan.mesh.pp, c.micro_batches, chunks)
         memory["reserve"] = sum(memory.values()) * cost.reserve_fraction
         rows.append(memory | outside)
-    names = list(rows[0])
+    names = list(dict.fromkeys(name for row in rows for name in row))
     head = "stage  " + "  ".join(f"{name:>13}" for name in [*names, "sum"])
     lines = ["memory by stage, GiB", head]
     shown: list[str] = []
     for stage, row in enumerate(rows):
-        cells = "  ".join(f"{value / GIB:13.2f}" for value in [*row.values(), sum(row.values())])
+        cells = "  ".join(
+            f"{value / GIB:13.2f}" for value in [*(row.get(name, 0.0) for name in names), sum(row.values())]
+        )
         if shown and shown[-1] == cells and stage < len(rows) - 1:
             continue
         shown.append(cells)

@@ -45,6 +45,8 @@ class BlockPrice:
     """Most bytes of passing tensors alive at once in backward."""
     output_bytes: float = 0.0
     """What is handed to the next block."""
+    scores_bytes: float = 0.0
+    """What a model's end hands to its loss: the largest result of its products."""
 
 
 @dataclass(frozen=True)

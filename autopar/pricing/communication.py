@@ -10,7 +10,7 @@ from autopar.documents.graph import Term
 from autopar.documents.plan import Collective
 from autopar.pricing.local import Local, at
 from cost_models.collectives import Kind, collective_seconds
-from cost_models.overlap import overlap_fraction
+from cost_models.overlap import overlap_fraction, unslowed
 from hardware_profiles.cluster import Group
 
 
@@ -41,9 +41,9 @@ class Communication(Local):
             for when, kind, tensor in use.collectives:
                 if when == phase:
                     moved.setdefault(kind, []).append(self._composite_bytes(use.operator, tensor, number))
-        overlap = overlap_fraction("tp", self.setting.executor)
+        overlap = overlap_fraction("tp", self.setting.executor, self.setting.chip)
         found = [self._collective(kind, sizes, overlap) for kind, sizes in moved.items()]
-        overlap = max(overlap, self.executor.tp_backward_overlap)
+        overlap = max(overlap, unslowed(self.executor.tp_backward_overlap, self.setting.chip))
         found += [self._collective(kind, sizes, overlap) for kind, sizes in beside.items()]
         return (
             *found,
@@ -58,16 +58,31 @@ class Communication(Local):
             return
         for operator, tensor in ((grouped[0], grouped[0].reads[0]), (grouped[-1], grouped[-1].writes[0])):
             if again is None or operator.id in again:
-                own = self.setting.degree if self.setting.etp == 1 else 1
-                size = at(self._bytes(tensor), number) / own
+                rows = at(self._bytes(tensor), number)
+                size = rows / self._senders()
                 group = self.setting.ep_group
                 if group.nodes > 1 and self.executor.sends_rows_once_per_node:
                     group = self._once_per_node(group, size, number)
                 seconds = collective_seconds("all_to_all", size, group, self.setting.chip)
-                overlap = overlap_fraction("ep", self.setting.executor)
+                overlap = overlap_fraction("ep", self.setting.executor, self.setting.chip)
                 yield Collective.model_construct(
                     axis="ep", kind="all_to_all", count=1, bytes=size, seconds=float(seconds), overlap=overlap
                 )
+                if self.setting.etp > 1 and self._senders() > 1:
+                    yield self._gathered_rows(rows, number)
+
+    def _senders(self) -> int:
+        """How many tp ranks send a part of the rows each: all, but where experts are divided and tokens are not."""
+        apart = self.setting.etp == 1 or self.division.boundary == "sequence"
+        return self.setting.degree if apart else 1
+
+    def _gathered_rows(self, rows: float, number: int) -> Collective:
+        """Put rows that arrive in parts together where tp divides experts, beyond the tokens that were gathered before.
+
+        On the way back, and in backward, they are scattered: as many bytes.
+        """
+        tokens = at(self._bytes(self.block_class.inputs[0]), number) if self.block_class.inputs else 0.0
+        return self._collective("all_gather", [max(rows - tokens, 0.0)], 0.0)
 
     def _context_collectives(
         self, phase: Literal["forward", "backward"], number: int, again: frozenset[int] | None
@@ -83,16 +98,20 @@ class Communication(Local):
             if not is_attention or (again is not None and operator.id not in again):
                 continue
             own = sum(at(self._bytes(read), number) for read in operator.reads[1:3]) * self._share(operator)
-            kinds: tuple[Kind, ...] = ("all_gather",) if phase == "forward" else ("all_gather", "reduce_scatter")
-            for kind in kinds:
-                full = own * self.setting.cp
+            full = own * self.setting.cp
+            moved: list[tuple[Kind, int, float]] = [("all_gather", 1, full)]
+            if phase == "backward" and self.executor.ring_in_fp32:
+                moved.append(("send", self.setting.cp, own * 4 / self.width))
+            elif phase == "backward":
+                moved.append(("reduce_scatter", 1, full))
+            for kind, count, size in moved:
                 yield Collective.model_construct(
                     axis="cp",
                     kind=kind,
-                    count=1,
-                    bytes=full,
-                    seconds=float(collective_seconds(kind, full, self.setting.cp_group, self.setting.chip)),
-                    overlap=overlap_fraction("cp", self.setting.executor),
+                    count=count,
+                    bytes=size,
+                    seconds=count * float(collective_seconds(kind, size, self.setting.cp_group, self.setting.chip)),
+                    overlap=overlap_fraction("cp", self.setting.executor, self.setting.chip),
                 )
 
     def _touching(self, tensor: int) -> set[int]:
@@ -123,8 +142,7 @@ class Communication(Local):
         (nodes - 1) (1 - (1 - 1 / nodes)^k) of them (hierarchical dispatch: DeepEP, HybridEP).
         """
         tokens = at(self._bytes(self.block_class.inputs[0]), number) if self.block_class.inputs else size
-        own = self.setting.degree if self.setting.etp == 1 else 1
-        rows, nodes = max(size * own / tokens, 1.0), group.nodes
+        rows, nodes = max(size * self._senders() / tokens, 1.0), group.nodes
         copies, once = rows * (nodes - 1) / nodes, (nodes - 1) * (1 - (1 - 1 / nodes) ** rows)
         return group.model_copy(
             update={"inter_bytes_per_second": group.inter_bytes_per_second * max(copies / once, 1.0)}

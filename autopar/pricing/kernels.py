@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,11 +22,40 @@ VIEW_HOST_SHARE = 0.3
 """Host work of a view against that of an operator with a kernel."""
 
 
+MERGE_BYTES = {"forward": 42.0, "backward": 66.0}
+"""Traffic per element of the queries and piece of attention, counted off torch's `_SDPAMerger` and
+`_templated_ring_attention_backward`: results widened, weighed and subtracted in fp32; gradients added to fp32 ones, copied
+where half of a piece counts, flattened into the buffer that is sent."""
+
+
 class Kernels(Local):
     """What runs on the device, and what the host needs to issue it."""
 
-    def _seconds(self, kernels: Iterable[Sequence[Work]]) -> Amount:
-        return sum((self._kernel(list(group)) for group in kernels), 0.0)
+    def _seconds(self, kernels: Sequence[Sequence[Work]]) -> Amount:
+        loss = self._loss_operators()
+        alone = [list(group) for group in kernels if not any(work.operator.id in loss for work in group)]
+        seconds: Amount = sum((self._kernel(group) for group in alone), 0.0)
+        if len(alone) == len(kernels):
+            return seconds
+        # scores are read once on the way forward; on the way back once more, and their gradient takes their place
+        passes = 1 if kernels[0][0].operator.phase == "forward" else 2
+        return seconds + pointwise_seconds(self.setting.chip, passes * self._scores(), "loss")
+
+    def _loss_operators(self) -> frozenset[int]:
+        """Pointwise operators on a model's scores, where the loss is one kernel."""
+        scores = self._scores_tensor()
+        if scores is None or not self.executor.fused_loss:
+            return frozenset()
+        atoms = set(self.block_class.tensor_by_id[scores].atoms)
+        return frozenset(
+            work.operator.id
+            for work in self.sized.works
+            if work.kind not in ("matmul", "attention", "view")
+            and any(
+                set(self.block_class.tensor_by_id[tensor].atoms) == atoms
+                for tensor in (*work.operator.reads, *work.operator.writes)
+            )
+        )
 
     def _again(self, option: RecomputeOption) -> tuple[Amount, float]:
         """Seconds of running again what an entry of the menu does not keep: the device's, the host's."""
@@ -65,7 +94,7 @@ class Kernels(Local):
             return self._matmul(work)
         if work.kind == "attention":
             attributes = work.operator.attributes
-            return attention_seconds(
+            return self._merging(work) + attention_seconds(
                 chip,
                 work.flops * share * self.setting.cp,  # own queries meet every rank's keys
                 work.bytes * share,
@@ -84,6 +113,14 @@ class Kernels(Local):
         pair = (self.block_class.tensor_by_id[read].dims[2] for read in work.operator.reads[query : query + 2])
         queries, keys = (product([self.sizes[atom] for atom in atoms]) for atoms in pair)
         return np.minimum(queries, keys)
+
+    def _merging(self, work: Work) -> Amount:
+        """Eager kernels between the pieces of a divided attention, for each piece but the first."""
+        pieces = self.setting.cp - 1
+        if not pieces or not self.executor.ring_in_fp32:
+            return 0.0
+        queries = self._bytes(work.operator.reads[0]) / self.width * self._share(work.operator)
+        return pieces * pointwise_seconds(self.setting.chip, MERGE_BYTES[work.operator.phase] * queries, "add")
 
     def _leader(self, group: list[Work]) -> int:
         """The first operator of the whole fused group that `group` is (a part of)."""
@@ -117,7 +154,7 @@ class Kernels(Local):
         dtype = self.setting.dtype if narrow else self.setting.activations
         seconds = gemm_seconds(chip, m, n, k, dtype, one.layout, b, grouped)
         if dtype != self.setting.activations and one.layout != "wgrad":
-            seconds = seconds + self._cast_seconds(one, m * b if grouped else m, n, k)
+            seconds = seconds + self._cast_seconds(one, m * b if grouped else m, n, k, b)
         return seconds
 
     def _by_expert(
@@ -134,10 +171,14 @@ class Kernels(Local):
             return m, n * widen, np.maximum(k * load / count / widen, 1.0), count
         return np.maximum(m * load / count / widen, 1.0), n * widen, k, count
 
-    def _cast_seconds(self, one: Product, m: Amount, n: Amount, k: Amount) -> Amount:
-        """To fp8: rows that enter a product are read in two bytes, and written in one as they are and transposed."""
+    def _cast_seconds(self, one: Product, m: Amount, n: Amount, k: Amount, experts: Amount) -> Amount:
+        """To fp8: rows that enter a product are read in two bytes, and written in one as they are and transposed.
+
+        Where weights are not kept in fp8 over a step, they are read and written for every use.
+        """
         rows = m * k if one.layout == "forward" else np.minimum(m * k, m * n)
-        return pointwise_seconds(self.setting.chip, 4.0 * rows * self.executor.cast_share, "copy")
+        weights = 3.0 * n * k * experts if self.executor.casts_weights else 0.0
+        return pointwise_seconds(self.setting.chip, (4.0 * rows + weights) * self.executor.cast_share, "copy")
 
     def _launching(self, kernels: Sequence[Sequence[Work]]) -> float:
         views = sum(len(group) == 1 and group[0].kind == "view" for group in kernels)

@@ -136,6 +136,18 @@ class Local:
         is_large = scores and len(self.block_class.tensor_by_id[tensor].atoms) > 2
         return self.width / 4 if is_large and self.executor.fused_loss else 1.0
 
+    def _scores_tensor(self) -> int | None:
+        """What a model's end hands to its loss: the largest result of its products."""
+        works = self.sized.works if self.is_end else ()
+        products = [work for work in works if work.kind == "matmul" and work.operator.phase == "forward"]
+        written = [tensor for work in products for tensor in work.operator.writes]
+        return max(written, key=lambda tensor: float(np.max(self._bytes(tensor))), default=None)
+
+    def _scores(self) -> Amount:
+        """Bytes of the scores on this rank."""
+        tensor = self._scores_tensor()
+        return 0.0 if tensor is None else self._stored(tensor)
+
     def _stored(self, tensor: int) -> Amount:
         state = self.division.states.get(tensor)
         whole = state is None or state.kind != "S"

@@ -40,7 +40,7 @@ class _Pricer(Kernels, Communication):
         saved = {option.name: self._saved(option) for option in self.block_class.recompute}
         again = {option.name: self._again(option) for option in self.block_class.recompute}
         accumulation = self._accumulation_seconds()
-        workspace, output = self._workspace(), self._output()
+        workspace, output, scores = self._workspace(), self._output(), self._scores()
         result = []
         for number in range(len(self.micro_batches)):
             first, last = self._collectives("forward", number), self._collectives("backward", number)
@@ -68,6 +68,7 @@ class _Pricer(Kernels, Communication):
                     expert_elements=self._parameters(trainable=True, experts=True),
                     workspace_bytes=at(workspace, number),
                     output_bytes=at(output, number),
+                    scores_bytes=at(scores, number),
                 )
             )
         return result

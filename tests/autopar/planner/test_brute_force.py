@@ -356,7 +356,7 @@ def times(problem, forward, backward, parameters, experts, unit, pp, inside, rep
 
     gather = several("all_gather", 2) if zero else 0.0
     reduce = several("reduce_scatter" if zero else "all_reduce", 4)
-    hidden = overlap_fraction("dp")
+    hidden = overlap_fraction("dp", chip=CHIP)
 
     def bare(seconds, beside):
         return max(seconds * (1 - hidden), seconds - beside)

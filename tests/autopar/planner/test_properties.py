@@ -107,9 +107,20 @@ def test_the_closed_form_peak_bounds_the_simulated_one_closely():
             assert peak <= bound * (1 + 1e-9) <= peak * 1.05
 
 
-def test_the_memory_table_of_an_explanation_adds_up_to_the_peak():
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {},
+        {"pp": 4, "schedule": "interleaved", "virtual_stages": 2},
+        {"pp": 2, "schedule": "gpipe", "recompute": "full"},
+        {"pp": 8, "tp": 2, "schedule": "1f1b", "zero": 0},
+        {"pp": 1, "tp": 8, "zero": 3, "micro_batch": 2},
+        {"pp": 1, "tp": 1, "zero": 2, "recompute": "selective"},
+    ],
+    ids=str,
+)
+def test_the_memory_table_of_an_explanation_adds_up_to_the_peak(fixed):
     graph = autopar.capture("examples/llama3_8b.py")
-    fixed = {"pp": 4, "schedule": "interleaved", "virtual_stages": 2}
     plan = search(
         graph, load_cluster("a100x64"), Request.parse(global_batch=512, seq_len=2048, fixed=fixed, forbidden=())
     )
