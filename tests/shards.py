@@ -247,9 +247,9 @@ def localised(step: Step, shapes: list[torch.Size]) -> tuple[Any, ...]:
             args[SHAPE_AT[name] + 1] = list(torch.empty(shapes[0], device="meta").stride())
     if name in ("slice", "slice_backward"):
         _localise_range(step, args, shapes[0], 1 if name == "slice" else 2)
-    elif name == "split_with_sizes":
+    elif name in ("split_with_sizes", "unsafe_split_with_sizes"):
         args[1] = [shape[args[2] if len(args) > 2 else 0] for shape in shapes]
-    elif name == "split":
+    elif name in ("split", "unsafe_split"):
         args[1] = shapes[0][args[2] if len(args) > 2 else 0]
     elif name in ("upsample_nearest2d_backward", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward"):
         args[2] = list(shapes[0])

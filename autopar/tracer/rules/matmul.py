@@ -30,7 +30,7 @@ def _product(c: Context, first: int, second: int) -> Rule:
     return einsum(places_of(c, c.out), places_of(c, first), places_of(c, second), letters)
 
 
-@rule("aten.mm", "aten.bmm", "aten.dot", "aten.mv", "aten._int_mm")
+@rule("aten.mm", "aten.bmm", "aten.dot", "aten.vdot", "aten.mv", "aten._int_mm")
 def matmul(c: Context) -> Rule:
     """``[b] m k, [b] k n -> [b] m n``."""
     return _product(c, c.tensor(0), c.tensor(1))

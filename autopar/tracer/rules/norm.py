@@ -88,3 +88,16 @@ def group_norm(c: Context) -> Rule:
     found.letters[0] = divided(c, found.letters[0].places + [(tensor, 0) for tensor in factors])
     found.letters.append(Letter("whole", [(tensor, 1) for tensor in factors]))
     return found
+
+
+@rule("aten._weight_norm_interface", "aten._weight_norm_interface_backward")
+def weight_norm(c: Context) -> Rule:
+    """Each slice along one dim is scaled by a number of its own over its norm: parallel along it, whole within a slice."""
+    weight = c.out
+    kept = c.dim(weight, c.arg(4 if "backward" in c.operator.name else 2, "dim", 0))
+    tensors = tuple(dict.fromkeys((*c.operator.reads, *c.operator.writes)))
+    found = [Letter("parallel", [(tensor, kept) for tensor in tensors])]
+    full = [tensor for tensor in tensors if c.shape(tensor) == c.shape(weight)]
+    others = [dim for dim in range(len(c.shape(weight))) if dim != kept]
+    found += [Letter("whole", [(tensor, dim) for tensor in full]) for dim in others]
+    return Rule(found)

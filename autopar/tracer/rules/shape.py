@@ -11,7 +11,7 @@ from autopar.tracer.rules.base import Context, Letter, Place, Rule, along, base,
 
 
 @rule("aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", "aten.unsqueeze", "aten.squeeze",
-      "aten.flatten", "aten.unflatten")  # fmt: skip
+      "aten.flatten", "aten.unflatten", "aten.unsqueeze_", "aten.squeeze_")  # fmt: skip
 def view(c: Context) -> Rule:
     """Equal elements in row-major order; another dtype of another width cuts the last dim anew."""
     if isinstance(c.arg(1, "dtype"), torch.dtype):
@@ -21,7 +21,7 @@ def view(c: Context) -> Rule:
     return Rule(views=[(c.operator.reads[0], c.out)], moves=[])
 
 
-@rule("aten.permute", "aten.t", "aten.transpose", "aten.numpy_T", "aten.movedim")
+@rule("aten.permute", "aten.t", "aten.transpose", "aten.numpy_T", "aten.movedim", "aten.t_", "aten.transpose_")
 def permute(c: Context) -> Rule:
     """Dims in another order."""
     source, rank = c.tensor(0), len(c.shape(c.out))
@@ -125,7 +125,8 @@ def unbind(c: Context) -> Rule:
     return found
 
 
-@rule("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split", "aten.split_copy")
+@rule("aten.split", "aten.split_with_sizes", "aten.chunk", "aten.tensor_split", "aten.split_copy", "aten.unsafe_split",
+      "aten.unsafe_split_with_sizes", "aten.unsafe_chunk")  # fmt: skip
 def split(c: Context) -> Rule:
     """A dim that concatenates its parts: each part is divided on its own."""
     source = c.tensor(0)
