@@ -21,18 +21,16 @@ from autopar.documents.plan import (
     StageCost,
     Workload,
 )
-from autopar.legality import beyond_runtime
 from autopar.planner.bills import Holding
 from autopar.planner.case import Case, Model
-from autopar.planner.edges import why_uncut
 from autopar.planner.estimate import StageChoice, chunk_sizes
+from autopar.planner.notes import not_runnable, notes, numerics
 from autopar.planner.placements import conversions, loss_is_parallel, placements, shares
 from autopar.planner.stages import Answer
 from autopar.pricing import RecomputePrice
 from autopar.version import __version__
 from cost_models.memory import RESERVE_FRACTION, activation_peak, context_bytes
 from cost_models.uncertainty import interval
-from hardware_profiles.chip import normal_dtype
 from hardware_profiles.cluster import Cluster
 
 Chosen = tuple[Case, Answer]
@@ -91,60 +89,15 @@ def assemble(model: Model, cluster: Cluster, best: Chosen, others: Sequence[Chos
         certificate=certificate,
         alternatives=tuple(_alternatives(best, others)),
         export_only=not_runnable(case) is not None,
-        numerics=tuple(_numerics(case)),
-        notes=(
-            *_carrier_notes(case),
-            *_chip_notes(model),
-            *(f"{n.where}: {n.message}" for n in model.graph.notes if n.kind != "mixes_batch"),
-        ),
+        numerics=tuple(numerics(case)),
+        notes=tuple(notes(case)),
     )
-
-
-def _numerics(case: Case) -> Iterator[str]:
-    """What mixes the batch, and which of the plan's divisions change what comes of it."""
-    c = case.c
-    parts = [f"{name}={size}" for name, size in (("dp", c.dp), ("cp", c.cp)) if size > 1]
-    parts += [f"{c.micro_batches} micro-batches"] if c.micro_batches > 1 else []
-    verb = "does" if len(parts) == 1 and c.micro_batches == 1 else "do"
-    said = f"here {' and '.join(parts)} {verb} so" if parts else "nothing here does so"
-    for note in case.model.graph.notes:
-        if note.kind == "mixes_batch":
-            yield f"{note.where}: {note.message} ({said})"
-
-
-def not_runnable(case: Case) -> str | None:
-    """Why `autopar run` does not carry a configuration out; None where it does."""
-    c, request = case.c, case.model.request
-    beyond = beyond_runtime(c.cp, c.ep, c.etp if case.model.prices.expert_count else c.tp, c.tp)
-    made = f"made and priced for {request.target}" if request.target != "run" else None
-    uncut = why_uncut(case.model.graph) if c.pp > 1 else None
-    return "; ".join(filter(None, (made, beyond, uncut))) or None
-
-
-def _carrier_notes(case: Case) -> Iterator[str]:
-    """What runs the plan, and what another target would offer."""
-    if (reason := not_runnable(case)) is not None:
-        yield f"not runnable by autopar run: {reason}"
-    elif case.model.prices.expert_count:
-        yield "ep is not offered: autopar run does not carry it out; --target megatron searches over ep, etp and cp"
-    request = case.model.request
-    if case.c.pp == 1 and not request.picks("pp") and (uncut := why_uncut(case.model.graph)) is not None:
-        yield f"pp is not offered: {uncut}; --fix pp=N plans it all the same"
-    imbalance = request.moe_imbalance
-    if imbalance > 1:
-        yield f"assumed: the most loaded of the ep={case.c.ep} ranks gets {min(imbalance, case.c.ep):g} times the mean's tokens"
 
 
 def stage_costs(case: Case, answer: Answer) -> tuple[StageCost, ...]:
     """The priced bill of every stage of a case whose blocks are given to stages: what a simulation needs."""
     stages = _Stages(case, answer)
     return tuple(stages.cost(stage) for stage in range(case.c.pp))
-
-
-def _chip_notes(model: Model) -> Iterator[str]:
-    dtype, chip = normal_dtype(model.request.dtype), model.chip
-    if dtype not in chip.teraflops:
-        yield f"{chip.name} has no {dtype} arithmetic: priced as if run wider; it has {', '.join(chip.teraflops)} (--dtype)"
 
 
 def _mesh(case: Case) -> Mesh:
