@@ -48,12 +48,7 @@ class Recorder(TorchDispatchMode):
         self._alive: list[Any] = []
         self._operator_of_node: dict[int, int] = {}
         self._modules: list[str] = [""]
-        inside = tuple(f"{block}." for block in skipped)
-        self.names = {
-            module: name
-            for name, module in model.named_modules()
-            if name not in skipped and not name.startswith(inside)
-        }
+        self.names = _modules(model, frozenset(skipped))
         self.running = "none"
         """The operator that runs now, or ran last."""
         self._saved_storages: set[int] = set()
@@ -203,6 +198,21 @@ def _is_same_view(func: Any, args: Any, output: Any) -> bool:
     """Whether it is a view that shows its argument as it was: others still read the argument."""
     one_in, one_out = bool(args) and isinstance(args[0], torch.Tensor), isinstance(output, torch.Tensor)
     return one_in and one_out and not func._schema.is_mutable and _key(args[0]) == _key(output)
+
+
+def _modules(model: nn.Module, skipped: frozenset[str]) -> dict[nn.Module, str]:
+    """Modules by their first names, in torch's order, without those skipped and what is inside them."""
+    found: dict[nn.Module, str] = {}
+    waiting = [("", model)]
+    while waiting:
+        name, module = waiting.pop()
+        if module not in found and name not in skipped:
+            found[module] = name
+            children = [
+                (f"{name}.{child}" if name else child, inner) for child, inner in module._modules.items() if inner
+            ]
+            waiting += reversed(children)
+    return found
 
 
 def _own(names: dict[nn.Module, str], kind: str) -> Iterator[tuple[str, torch.Tensor]]:
