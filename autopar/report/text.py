@@ -28,18 +28,24 @@ def timeline_json(line: Timeline) -> str:
 
 
 def run_summary(plan: Plan, lines: RunLines) -> str:
-    """What a run came to, in three lines."""
+    """What a run came to, in three lines; and what to do where the prediction was far off."""
     if not lines.steps:
         return "no step was left to train"
     first, last = lines.steps[0], lines.steps[-1]
     measured, predicted = lines.step_seconds, plan.predicted.step_seconds
     tokens = plan.workload.tokens
+    is_inside = plan.predicted.step_seconds_low <= measured <= plan.predicted.step_seconds_high
+    far_off = (
+        f"outside the predicted interval: `autopar calibrate -o here.yaml` measures this machine, to plan for in place of "
+        f"{plan.cluster.name}"
+    )
     return "\n".join(
         (
             f"loss {first['loss']:.4f} at step {first['step']}, {last['loss']:.4f} at step {last['step']}",
             f"step {measured * 1e3:,.4g} ms measured (median), {predicted * 1e3:,.4g} ms predicted "
             f"({predicted / measured - 1:+.1%}); {tokens / measured:,.0f} {plan.workload.unit}/s",
             f"peak memory {max(lines.peak_bytes) / GIB:.3g} GiB measured, {max(plan.predicted.peak_bytes) / GIB:.3g} predicted",
+            *(() if is_inside else (far_off,)),
         )
     )
 
