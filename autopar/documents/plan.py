@@ -22,6 +22,9 @@ from hardware_profiles.schema import Schema
 
 Axis = Literal["pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved"]
+NOT_RUNNABLE = "not runnable by autopar run"
+"""How the note of a plan begins that says why it is export_only."""
+
 PARTS = ("compute", "recompute", "tp", "cp", "ep", "pp", "dp", "offload", "bubble", "optimizer", "overhead")
 
 

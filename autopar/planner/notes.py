@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autopar.documents.plan import NOT_RUNNABLE
 from autopar.legality import beyond_runtime
 from autopar.planner.case import Case
 from autopar.planner.edges import why_uncut
@@ -45,7 +46,7 @@ def not_runnable(case: Case) -> str | None:
 def _carrier(case: Case) -> Iterator[str]:
     """What runs the plan, and what another target would offer."""
     if (reason := not_runnable(case)) is not None:
-        yield f"not runnable by autopar run: {reason}"
+        yield f"{NOT_RUNNABLE}: {reason}"
     elif case.model.prices.expert_count:
         yield "ep is not offered: autopar run does not carry it out; --target megatron searches over ep, etp and cp"
     request = case.model.request

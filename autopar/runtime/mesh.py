@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from autopar.documents.plan import Plan
+from autopar.documents.plan import NOT_RUNNABLE, Plan
 from autopar.errors import PlanMismatch, RequestError
 from autopar.legality import beyond_runtime
 
@@ -136,15 +136,13 @@ def build_mesh(plan: Plan, device: torch.device, timeout: timedelta) -> Ranks:
 
 def require_runnable(plan: Plan) -> None:
     """Raise RequestError for a plan that this runtime does not carry out, naming what is not."""
-    mesh, target = plan.mesh, plan.options.get("target", "run")
+    mesh = plan.mesh
     beyond = beyond_runtime(mesh.cp, mesh.ep, mesh.tp if mesh.etp == 1 else mesh.etp, mesh.tp)
     if beyond:
         raise RequestError(f"autopar run does not carry out {beyond}; plan again with --fix cp=1,ep=1")
     if plan.export_only:
-        made = (
-            f"made for {target}" if target != "run" else "marked export_only: it divides experts otherwise than tp does"
-        )
-        raise RequestError(f"the plan is {made}; plan again with --target run and without --fix etp")
+        why = next((note for note in plan.notes if note.startswith(NOT_RUNNABLE)), "the plan is marked export_only")
+        raise RequestError(f"{why}; plan again with --target run and without --fix of what it names")
     if plan.offload:
         raise RequestError("the plan offloads to host memory, which this runtime does not carry out; plan without it")
     if sorted(plan.rank_order) != sorted(AXES):

@@ -238,6 +238,9 @@ def test_two_lists_of_blocks_are_planned_without_a_pipeline(planned, capsys):
     assert status == 0, err
     assert Plan.load(path).mesh.pp == 1
     status, _, err = call(capsys, "plan", "model.py", *words, "--fix", "pp=2")
+    assert status == 0, err
+    assert Plan.load(path).export_only  # what was asked for is planned, and said not to run
+    status, _, err = call(capsys, "run", path, "--steps", 1)
     assert status == 2
     assert "2 lists of blocks" in err
 

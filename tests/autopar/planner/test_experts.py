@@ -171,7 +171,7 @@ def test_a_model_without_experts_has_nothing_to_spread(words):
 
 
 @pytest.mark.parametrize(
-    ("fixed", "said"), [({"ep": 4}, "ep=4"), ({"cp": 2}, "cp=2"), ({"tp": 2, "etp": 1, "sp": 0}, "divides experts")]
+    ("fixed", "said"), [({"ep": 4}, "ep=4"), ({"cp": 2}, "cp=2"), ({"tp": 2, "etp": 1, "sp": 0}, "etp=1 under tp=2")]
 )
 def test_a_plan_that_run_does_not_carry_out_says_so_and_is_refused_by_it(graph, fixed, said):
     plan = planned(graph, {"tp": 1} | fixed)
@@ -195,7 +195,7 @@ def test_a_target_widens_the_space_and_keeps_its_own_rules(graph):
     assert space["ep"] == [1, 2, 4, 8] and space["cp"] == [1, 2, 4, 8]
     assert space["zero"] == [0, 1] and "gpipe" not in space["schedule"]
     assert plan.export_only and any("made and priced for megatron" in note for note in plan.notes)
-    with pytest.raises(RequestError, match="made for megatron"):
+    with pytest.raises(RequestError, match="made and priced for megatron"):
         require_runnable(plan.model_copy(update={"mesh": plan.mesh.model_copy(update={"ep": 1, "cp": 1})}))
 
 

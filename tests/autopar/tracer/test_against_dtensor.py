@@ -30,7 +30,7 @@ from torch.distributed.tensor._op_schema import OpSchema  # noqa: E402
 MOST_COMBINATIONS = 40
 EXCEPTIONS = {
     "amax": "partial maxima, not sums", "aminmax": "partial maxima, not sums", "prod": "partial products, not sums",
-    "linalg_vector_norm": "partial norms, not sums",
+    "linalg_vector_norm": "partial norms, not sums", "norm": "partial norms, not sums",
     "new_empty_strided": "made from nothing: the source's placement does not matter",
     "gather": "fewer rows of the index than of the source: shards would pick from rows that are not theirs",
     "index_put": "a mask places values by their order over all shards",
