@@ -6,7 +6,7 @@ the indices of the model. Letters become operator-local dims once all splits are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from difflib import SequenceMatcher
 from fractions import Fraction
 from typing import Literal
@@ -177,21 +177,16 @@ def local_dims(found: Analysis, number: int, ids: Mapping[int, int]) -> tuple[Lo
             Composite(name=name, collectives=tuple((phase, kind, ids.get(t, -1)) for phase, kind, t in collectives))
             for name, collectives in letter.composites
         )
-        for atom, positions in enumerate(_positions(found, letter.places)):
-            add(letter.role, positions, composites if atom == 0 else ())
-    for read, write in rule.views:
-        for positions in _row_major(found, read, write):
-            add("parallel" if len(positions) > 1 else "whole", positions)
+        shared = _shared(letter.role, [_placed(found, [place]) for place in letter.places])
+        for number, (role, positions) in enumerate(shared):
+            add(role, positions, composites if number == 0 else ())
+    for tensors in rule.views:
+        sides = [_placed(found, [(tensor, dim) for dim in range(len(found.dims[tensor]))]) for tensor in tensors]
+        for role, positions in _shared("parallel", sides):
+            add(role, positions)
     if rule.heads is not None:
-        heads, groups, _ = rule.heads
-        inner = len(found.at(groups[0]))
-        replicated = (Composite(name="replicated_kv"),)
-        for atom, positions in enumerate(_positions(found, heads)):
-            positions += [(t, d, atom) for t, d in groups] if atom < inner else []
-            # What a write does not hold is summed over in it: gradients of keys, values and masks.
-            held = {tensor for tensor, _, _ in positions}
-            role: Role = "parallel" if held.issuperset(operator.writes) else "summed"
-            add(role, positions, replicated if atom == 0 and len(found.at(heads[0])) > inner else ())
+        for role, positions, composites in _grouped_heads(found, rule.heads, operator.writes):
+            add(role, positions, composites)
     for whole, parts in rule.segments:
         for part_role, positions in segment_spots(found, whole, parts):
             add(part_role, positions)
@@ -205,27 +200,42 @@ def _letter_name(number: int) -> str:
     return "abcdefghijklmnopqrstuvwxyz"[number % 26] + ("" if number < 26 else str(number // 26))
 
 
-def _positions(found: Analysis, places: list[Place]) -> list[Spots]:
-    """Per atom of a letter, where it stands; places whose atoms differ from the first's are left out."""
-    if not places:
-        return []
-    reference = found.at(places[0])
-    equal = [place for place in places if found.at(place) == reference]
-    return [[(tensor, dim, atom) for tensor, dim in equal] for atom in range(len(reference))]
+_Placed = dict[tuple[Node, int], tuple[int, int, int]]
+"""Each leaf and the product of the sizes outside it -> where it stands."""
 
 
-def _row_major(found: Analysis, read: int, write: int) -> list[Spots]:
-    spots = [
-        [
-            (node, (tensor, dim, atom))
-            for dim, nodes in enumerate(found.atoms_of(tensor))
-            for atom, node in enumerate(nodes)
-        ]
-        for tensor in (read, write)
-    ]
-    if [node for node, _ in spots[0]] == [node for node, _ in spots[1]]:
-        return [[one, other] for (_, one), (_, other) in zip(*spots, strict=True)]
-    return [[spot] for side in spots for _, spot in side]
+def _placed(found: Analysis, places: list[Place]) -> _Placed:
+    """The leaves of dims that stand one inside the other."""
+    placed: _Placed = {}
+    outer = 1
+    for tensor, dim in places:
+        for atom, node in enumerate(found.at((tensor, dim))):
+            placed[node, outer] = (tensor, dim, atom)
+            outer *= node.size
+    return placed
+
+
+def _shared(role: Role, sides: list[_Placed]) -> Iterator[tuple[Role, Spots]]:
+    """Leaves that all sides hold in the same place are divided together; the others stay whole. Dims of size 1 hold none."""
+    sides = [side for side in sides if side]
+    for key in dict.fromkeys(key for side in sides for key in side):
+        together = all(key in side for side in sides)
+        yield role if together else "whole", [side[key] for side in sides if key in side]
+
+
+def _grouped_heads(
+    found: Analysis, rule: tuple[list[Place], list[Place], int], writes: tuple[int, ...]
+) -> Iterator[tuple[Role, Spots, tuple[Composite, ...]]]:
+    """The outer atoms of query heads are those of the key and value heads; the inner ones only queries have."""
+    heads, groups, _ = rule
+    nodes, inner = found.at(heads[0]), len(found.at(groups[0]))
+    alike = all(found.at(place) == nodes for place in heads) and all(found.at(g) == nodes[:inner] for g in groups)
+    for atom in range(len(nodes)):
+        positions = [(tensor, dim, atom) for tensor, dim in (*heads, *(groups if atom < inner else ()))]
+        # What a write does not hold is summed over in it: gradients of keys, values and masks.
+        held = {tensor for tensor, _, _ in positions}
+        role: Role = "whole" if not alike else "parallel" if held.issuperset(writes) else "summed"
+        yield role, positions, (Composite(name="replicated_kv"),) if atom == 0 and len(nodes) > inner else ()
 
 
 def flop_terms(found: Analysis, number: int, table: AtomTable) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
