@@ -188,10 +188,11 @@ class _Programme:
         """A variable for each link (tensor at a site) and change of state that some producer and some reader could want."""
         variables = {}
         for number, link in enumerate(self.links):
-            produced = set(self._produced(link.tensor)) or {self._given(link.tensor) or WHOLE}
-            wanted = {option.reads[link.tensor] for reader in link.readers for option in self.options[reader]}
+            produced = list(self._produced(link.tensor)) or [self._given(link.tensor) or WHOLE]
+            wanted = [option.reads[link.tensor] for reader in link.readers for option in self.options[reader]]
             if link.leaves:
-                wanted.add(self.offered.boundary_state(link.tensor))
+                wanted.append(self.offered.boundary_state(link.tensor))
+            wanted = list(dict.fromkeys(wanted))  # in one order, so that of equals the solver takes the same each time
             for source in produced:
                 for target in wanted:
                     if source.kind != target.kind and self._can_move(link, source, target):
@@ -270,7 +271,7 @@ class _Programme:
             readers = [operator.id for operator in self.forward if parameter.tensor in operator.reads]
             for other in readers[1:]:
                 sides = [self._reading(parameter.tensor or 0, reader, choose) for reader in (readers[0], other)]
-                for state in {*sides[0], *sides[1]}:
+                for state in dict.fromkeys((*sides[0], *sides[1])):
                     one, two = (pulp.LpAffineExpression(side.get(state, [])) for side in sides)
                     problem += one == two
 
@@ -280,7 +281,7 @@ class _Programme:
         """A module that runs several times converts the same each time; where one call cannot, none does."""
         for place in repeated(self.block_class):
             calls = [number for number, link in enumerate(self.links) if place_of(link.site) == place]
-            changes = {(source, target) for number, source, target in convert if number in calls}
+            changes = dict.fromkeys((source, target) for number, source, target in convert if number in calls)
             for source, target in changes:
                 each = [convert.get((number, source, target)) for number in calls]
                 for one, other in zip(each, each[1:], strict=False):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from inspect import unwrap
 from types import CodeType, FunctionType
 from typing import Any, TypeGuard
@@ -41,6 +42,22 @@ def make_local(module: nn.Module, path: str, degree: int) -> Callable[[], None] 
     setattr(own, name, value // degree)
     setattr(module, holder, own)
     return lambda: setattr(module, holder, owner)
+
+
+@contextmanager
+def names_read(module: nn.Module) -> Iterator[set[str]]:
+    """Names of the attributes that are read of a module while this is open."""
+    kind, read = type(module), set[str]()
+
+    def noting(self: nn.Module, name: str) -> Any:
+        read.add(name)
+        return kind.__getattribute__(self, name)
+
+    module.__class__ = type(kind.__name__, (kind,), {"__getattribute__": noting, "__module__": kind.__module__})
+    try:
+        yield read
+    finally:
+        module.__class__ = kind
 
 
 def split_name(model: nn.Module, name: str) -> tuple[str, str]:

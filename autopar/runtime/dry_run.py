@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.documents.plan import Conversion, Plan
 from autopar.errors import CaptureError, RequestError
-from autopar.runtime.attributes import counts, make_local
+from autopar.runtime.attributes import counts, make_local, names_read
 from autopar.runtime.names import local_shape, modules_of, parameters_of, pattern_of
 from autopar.runtime.probe import Inputs, meta_twin, watched
 from autopar.runtime.sites import install
@@ -131,8 +131,12 @@ class _Tries:
 
     def attempt(self, patches: tuple[Patch, ...]) -> _Attempt:
         """The step under the plan's local shapes."""
+        # Patches that divide something else than heads are found out at the first call: the rest need not run.
+        expected = self.whole.calls if patches else ()
         with _local(self.model, self.plan), _patched(self.model, patches, self.degree):
-            result = self._run()
+            result = self._run(
+                lambda number, call: number >= len(expected) or self._fits(call, expected[number], patches)
+            )
         return self._compared(result, patches) if self.degree > 1 and (result.passed or patches) else result
 
     @cached_property
@@ -140,8 +144,8 @@ class _Tries:
         """The step of the undivided model."""
         return self._run()
 
-    def _run(self) -> _Attempt:
-        with _followed(self.model) as trail, _Scores(trail) as scores:
+    def _run(self, goes_on: Callable[[int, Call], bool] = lambda number, call: True) -> _Attempt:
+        with _followed(self.model) as trail, _Scores(trail, goes_on) as scores:
             try:
                 self.step(self.plan.schedule.micro_batch, self.plan.workload.seq_len)
             except CaptureError as error:
@@ -154,25 +158,47 @@ class _Tries:
         return _Attempt(progress=trail.progress, calls=tuple(scores.calls))
 
     def further(self, patches: tuple[Patch, ...], before: _Attempt) -> tuple[tuple[Patch, ...], _Attempt] | None:
-        """The first count near the failure, or pair of them, whose local value lets the step pass or get further."""
-        singles = [(one,) for one in _candidates(self.model, before.module, self.degree, patches)]
-        own = [one for (one,) in singles][:MOST_PAIRED]
-        for more in (*singles, *combinations(own, 2)):
-            result = self.attempt((*patches, *more))
-            if result.passed or 0 < before.progress < result.progress:
-                return (*patches, *more), result
+        """The first count near the failure, or pair of them, whose local value lets the step pass or get further.
+
+        A count that no run reads changes nothing; of a pair at least one changes the failure by itself.
+        """
+        around = list(_around(self.model, before.module))
+        left = list(_candidates(self.model, around, self.degree, patches))
+        tried: dict[Patch, _Attempt] = {}
+        with ExitStack() as stack:
+            read = {
+                pattern_of(name): stack.enter_context(names_read(self.model.get_submodule(name))) for name in around
+            }
+            self.attempt(patches)
+            while (
+                one := next((item for item in left if item[1].partition(".")[0] in read[item[0]]), None)
+            ) is not None:
+                left.remove(one)
+                tried[one] = self.attempt((*patches, one))
+                if _is_better(tried[one], before):
+                    return (*patches, one), tried[one]
+        for pair in combinations(list(tried)[:MOST_PAIRED], 2):
+            if any(tried[one] != before for one in pair):
+                result = self.attempt((*patches, *pair))
+                if _is_better(result, before):
+                    return (*patches, *pair), result
         return None
 
     def _compared(self, result: _Attempt, patches: tuple[Patch, ...]) -> _Attempt:
         """A run whose softmax and attention calls are not divided by heads failed at the first of them."""
         if result.passed and len(result.calls) != len(self.whole.calls):
             return _Attempt("divided, it makes other softmax and attention calls")
-        for (name, local), (_, whole) in zip(result.calls, self.whole.calls, strict=False):
-            patched = any(_inside(pattern_of(name), module) for module, _ in patches)
-            if not _divides_heads(local, whole, self.degree, patched):
+        for call, expected in zip(result.calls, self.whole.calls, strict=False):
+            if not self._fits(call, expected, patches):
+                (name, local), (_, whole) = call, expected
                 shapes = f"{local} in place of {whole}"
                 return _Attempt(f"in module {name!r} attention works on shapes {shapes} at tp({self.degree})", 0, name)
         return result
+
+    def _fits(self, call: Call, expected: Call, patches: tuple[Patch, ...]) -> bool:
+        (name, local), (_, whole) = call, expected
+        patched = any(_inside(pattern_of(name), module) for module, _ in patches)
+        return _divides_heads(local, whole, self.degree, patched)
 
 
 def _divides_heads(local: tuple[int, ...], whole: tuple[int, ...], degree: int, must: bool) -> bool:
@@ -186,28 +212,39 @@ def _inside(name: str, outer: str) -> bool:
     return name == outer or name.startswith(outer + ".")
 
 
-def _candidates(model: nn.Module, failed: str, degree: int, taken: tuple[Patch, ...]) -> Iterator[Patch]:
-    """Counts that the degree divides, of the module that failed and then of those around it."""
-    name = failed
-    while name:
-        pattern = pattern_of(name)
+def _is_better(result: _Attempt, before: _Attempt) -> bool:
+    return result.passed or 0 < before.progress < result.progress
+
+
+def _around(model: nn.Module, failed: str) -> Iterator[str]:
+    """The module that failed and then those around it."""
+    while failed:
+        yield failed
+        failed = failed.rpartition(".")[0]
+
+
+def _candidates(model: nn.Module, around: list[str], degree: int, taken: tuple[Patch, ...]) -> Iterator[Patch]:
+    """Counts of modules that the degree divides."""
+    for name in around:
         for path in counts(model.get_submodule(name), degree):
-            if (pattern, path) not in taken:
-                yield pattern, path
-        name = name.rpartition(".")[0]
+            if (pattern_of(name), path) not in taken:
+                yield pattern_of(name), path
 
 
 class _Scores(TorchDispatchMode):
-    """Notes what softmax and attention calls work on."""
+    """Notes what softmax and attention calls work on, and ends the step at one after which it shall not go on."""
 
-    def __init__(self, trail: _Trail) -> None:
+    def __init__(self, trail: _Trail, goes_on: Callable[[int, Call], bool]) -> None:
         super().__init__()
-        self.trail = trail
+        self.trail, self.goes_on = trail, goes_on
         self.calls: list[Call] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.name() in ("aten::_softmax", "aten::_safe_softmax", "autopar::attention"):
-            self.calls.append((self.trail.inside[-1] if self.trail.inside else "", tuple(args[0].shape)))
+            call = (self.trail.inside[-1] if self.trail.inside else "", tuple(args[0].shape))
+            self.calls.append(call)
+            if not self.goes_on(len(self.calls) - 1, call):
+                raise CaptureError("this call is not divided by heads")
         return func(*args, **(kwargs or {}))
 
 
