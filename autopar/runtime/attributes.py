@@ -48,10 +48,11 @@ def make_local(module: nn.Module, path: str, degree: int) -> Callable[[], None] 
 def names_read(module: nn.Module) -> Iterator[set[str]]:
     """Names of the attributes that are read of a module while this is open."""
     kind, read = type(module), set[str]()
+    found: Callable[[nn.Module, str], Any] = kind.__getattribute__
 
     def noting(self: nn.Module, name: str) -> Any:
         read.add(name)
-        return kind.__getattribute__(self, name)
+        return found(self, name)
 
     module.__class__ = type(kind.__name__, (kind,), {"__getattribute__": noting, "__module__": kind.__module__})
     try:
