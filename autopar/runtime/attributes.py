@@ -48,7 +48,7 @@ def make_local(module: nn.Module, path: str, degree: int) -> Callable[[], None] 
 def names_read(module: nn.Module) -> Iterator[set[str]]:
     """Names of the attributes that are read of a module while this is open."""
     kind, read = type(module), set[str]()
-    found: Callable[[nn.Module, str], Any] = kind.__getattribute__
+    found: Any = kind.__getattribute__
 
     def noting(self: nn.Module, name: str) -> Any:
         read.add(name)
